@@ -1,0 +1,76 @@
+"""Packaging promises: no dependency on PyPI's `slime`, no torch pin, an environment file in step with the package."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[\s\[<>=!~@;]", requirement.strip(), maxsplit=1)[0].lower()
+
+
+def _conda_pip() -> list[str]:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
+    return pip
+
+
+def test_no_requirement_names_the_unrelated_slime_package() -> None:
+    """PyPI's `slime` is another project: neither the core nor an extra may pull it."""
+    project = _project()
+    requirements = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
+    assert "slime" not in {_name(requirement) for requirement in requirements}
+
+
+def test_core_stays_light_and_pins_nothing_the_trainer_owns() -> None:
+    """The core needs no torch, and nothing in the package pins torch, numpy, httpx or pydantic to one version."""
+    project = _project()
+    assert "torch" not in {_name(requirement) for requirement in project["dependencies"]}
+    every = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
+    shared = {"torch", "numpy", "httpx", "pydantic", "transformers", "ray", "pandas"}
+    assert not [r for r in every if _name(r) in shared and ("==" in r or "<" in r)]
+
+
+def test_environment_file_is_in_step_with_the_package() -> None:
+    """Each core, train and wandb requirement stands in environment.yml with the same lower bound."""
+    project = _project()
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["train"], *project["optional-dependencies"]["wandb"]]
+    listed = {_name(requirement): requirement for requirement in _conda_pip()}
+    for requirement in wanted:
+        assert _name(requirement) in listed, requirement
+        bound = re.search(r">=[\w.]+", requirement)
+        assert bound is None or bound.group() in listed[_name(requirement)], requirement
+    for package in ("torch", "sglang", "sglang-router", "megatron-core", "ray", "wandb"):
+        assert package in listed
+    assert re.fullmatch(r"slime @ git\+https://\S+/THUDM/slime\.git@v\d+\.\d+\.\d+", listed["slime"])
+
+
+def test_constraints_pin_every_direct_requirement() -> None:
+    """What `make` installs is pinned: each direct requirement of its extras has one exact version."""
+    project = _project()
+    extras = project["optional-dependencies"]
+    direct = [*project["dependencies"], *(r for name in ("analysis", "lab", "notebooks", "wandb", "dev") for r in extras[name])]
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line and line[0] != "#"
+    )
+    names = {name.lower().replace("_", "-") for name in pins}
+    assert {_name(r).replace("_", "-") for r in direct} - {"slime-bridge"} <= names
+    assert pins["torch"] == "2.13.0"
+
+
+def test_readme_shows_both_commands_on_the_first_screen() -> None:
+    """A newcomer finds `make lab` and `make test` within the first forty lines."""
+    first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
+    assert "make lab" in first_screen
+    assert "make test" in first_screen
