@@ -13,7 +13,7 @@
     ├── DataSourceError                (RuntimeError)     the data source broke its contract
     │   └── DataSourceExhaustedError                      it has no prompts left to give
     ├── TransportError                 (ConnectionError)  no usable answer: refused, timed out, 5xx; worth a retry
-    ├── SubmitRejectedError            (ValueError)       the server refused a request for good (4xx)
+    ├── SubmitRejectedError            (ValueError)       the server refused a request for good (3xx, 4xx)
     ├── TaskUnknownError               (LookupError)      the server does not know this task (any more)
     ├── TaskConflictError              (RuntimeError)     the server already runs this task
     ├── TaskFailedError                (RuntimeError)     the server gave a task up as a whole
@@ -102,7 +102,36 @@ class DataSourceExhaustedError(DataSourceError):
 
 
 class TransportError(BridgeError, ConnectionError):
-    """Raised when a request got no usable answer: refused, timed out, cut, or answered with a server error."""
+    """Raised when a request got no usable answer: refused, timed out, cut, or answered with a server error.
+
+    Parameters
+    ----------
+    message
+        The request and what happened to it, with secrets removed.
+    reason
+        A short stable word: ``refused``, ``timeout``, ``cut``, ``proxy``, ``busy`` or ``server_error``.
+    ambiguous
+        True when the server may have received and carried out the request.
+    status_code
+        The HTTP status, None without an answer.
+    retry_after
+        The wait that the server asked for, in seconds, None when it asked for none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "cut",
+        ambiguous: bool = True,
+        status_code: int | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.ambiguous = ambiguous
+        self.status_code = status_code
+        self.retry_after = retry_after
 
 
 class SubmitRejectedError(BridgeError, ValueError):
@@ -113,7 +142,7 @@ class SubmitRejectedError(BridgeError, ValueError):
     message
         What was sent and what came back, with secrets removed.
     status_code
-        The HTTP status, 400 to 499.
+        The HTTP status, 300 to 499 (redirects are not followed).
     """
 
     def __init__(self, message: str, *, status_code: int) -> None:
