@@ -253,7 +253,9 @@ async def call_with_retry(
             counted += 0 if fuse.is_open else 1
             if counted >= policy.max_attempts:
                 raise
-            delay = max(policy.delay(failures, rng), min(exc.retry_after or 0.0, policy.max_delay))
+            # During an outage the fuse sets the pace for all callers; waits of their own would only delay the recovery.
+            wanted = max(policy.delay(failures, rng), min(exc.retry_after or 0.0, policy.max_delay))
+            delay = 0.0 if fuse.is_open else wanted
             if on_retry is not None:
                 on_retry(counted, delay, exc)
         await anyio.sleep(delay)
