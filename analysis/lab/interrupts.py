@@ -1,0 +1,90 @@
+"""Turns SIGINT, SIGTERM and SIGHUP into one orderly end of a run, at whatever moment they come.
+
+A signal raises `Interrupted` in the main thread. Some code swallows exceptions (finalisers, callbacks from
+C), so the signal is also remembered: `Interrupts.check` raises again at the next safe point, and any error
+that follows a signal counts as its consequence. Once the clean-up has begun, further signals do not disturb
+it; it is bounded by its own deadlines.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["Interrupted", "Interrupts"]
+
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised in the main thread when the user or the system asks the run to end.
+
+    Parameters
+    ----------
+    signum
+        The signal that came.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a process that ended because of this signal."""
+        return 128 + self.signum
+
+
+class Interrupts:
+    """Context manager that owns the process's ending signals while a run goes on; only for the main thread.
+
+    Parameters
+    ----------
+    on_repeat
+        Called, with no arguments, when another signal comes while the run is already ending.
+    """
+
+    def __init__(self, on_repeat: Callable[[], object] | None = None) -> None:
+        self.received: int | None = None
+        self._on_repeat = on_repeat
+        self._ending = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for signum in _SIGNALS:
+            # A process started with a signal ignored (nohup) keeps ignoring it.
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                self._previous[signum] = signal.signal(signum, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for signum, previous in self._previous.items():
+            signal.signal(signum, previous)
+        self._previous.clear()
+
+    def check(self) -> None:
+        """Raise `Interrupted` if a signal came and its exception got lost on the way."""
+        if self.received is not None and not self._ending:
+            raise Interrupted(self.received)
+
+    def begin_ending(self) -> None:
+        """Declare that the clean-up has begun: from here on signals are noted and do not raise."""
+        self._ending = True
+
+    def cause(self, error: BaseException) -> BaseException:
+        """Return `Interrupted` for an error that followed a signal, else the error itself."""
+        if self.received is None or isinstance(error, Interrupted):
+            return error
+        return Interrupted(self.received)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self.received = signum if self.received is None else self.received
+        if self._ending:
+            if self._on_repeat is not None:
+                self._on_repeat()
+            return
+        raise Interrupted(self.received)
