@@ -1,9 +1,9 @@
 """How requests to the rollout server are repeated, and how an outage is noticed: one policy, one fuse.
 
 `RetryPolicy` says how long to wait before the next try, `call_with_retry` repeats an operation that raises
-`TransportError`, and `Fuse` watches all requests of a client together. While the server is away the fuse is open: callers
-queue at it, a few probes a second get through, and the first answer lets everybody go on. Nothing here knows HTTP, Polar
-or deadlines; callers put the deadline around the call.
+`TransportError`, and `Fuse` watches all requests of a client together. While the server is away the fuse is
+open: callers queue at it, a few probes a second get through, and the first answer lets everybody go on.
+Nothing here knows HTTP, Polar or deadlines; callers put the deadline around the call.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ T = TypeVar("T")
 class RetryPolicy:
     """Exponential backoff with full jitter.
 
-    Before try ``n + 1`` the wait is drawn uniformly from ``[0, min(max_delay, initial * factor ** (n - 1))]``: callers that
-    failed together come back spread out ("full jitter", M. Brooker, Exponential Backoff and Jitter, AWS Architecture Blog,
-    2015).
+    Before try ``n + 1`` the wait is drawn uniformly from ``[0, min(max_delay, initial * factor ** (n -
+    1))]``: callers that failed together come back spread out ("full jitter", M. Brooker, Exponential Backoff
+    and Jitter, AWS Architecture Blog, 2015).
 
     Parameters
     ----------
@@ -44,8 +44,8 @@ class RetryPolicy:
     max_delay
         Bound on the upper end, in seconds.
     max_attempts
-        Tries in all, at least 1. Failures during an outage (an open fuse) are not counted, because they say nothing about
-        the request.
+        Tries in all, at least 1. Failures during an outage (an open fuse) are not counted, because they say
+        nothing about the request.
 
     Raises
     ------
@@ -61,7 +61,7 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         if not (self.initial > 0 and self.factor >= 1 and self.max_delay > 0 and self.max_attempts >= 1):
             raise ValueError(
-                f"a retry policy needs initial > 0, factor >= 1, max_delay > 0 and max_attempts >= 1, got {self}"
+                f"initial and max_delay must be above 0, factor and max_attempts at least 1, got {self}"
             )
 
     def delay(self, failures: int, rng: random.Random) -> float:
@@ -123,7 +123,9 @@ class Fuse:
         on_change: Callable[[Fuse], None] | None = None,
     ) -> None:
         if threshold < 1 or probe_interval <= 0:
-            raise ValueError(f"a fuse needs threshold >= 1 and probe_interval > 0, got {threshold} and {probe_interval}")
+            raise ValueError(
+                f"a fuse needs threshold >= 1 and probe_interval > 0, got {threshold} and {probe_interval}"
+            )
         self.threshold = threshold
         self.probe_interval = probe_interval
         self.on_change = on_change
@@ -151,7 +153,7 @@ class Fuse:
         return 0.0 if since is None else max(0.0, self._clock() - since)
 
     async def admit(self) -> None:
-        """Return when a request may be sent: at once while closed, else at the next probe or when the fuse closes.
+        """Return when a request may be sent: at once, or at the next probe or the closing of an open fuse.
 
         Waiting callers stand in line, so one timer runs however many of them there are.
         """
@@ -187,8 +189,8 @@ class Fuse:
         error
             What happened.
         started
-            The clock when the request was sent. A request older than the last success is not counted: the server has
-            answered since.
+            The clock when the request was sent. A request older than the last success is not counted: the
+            server has answered since.
         """
         if started is not None and self._last_success is not None and started < self._last_success:
             return
@@ -204,7 +206,9 @@ class Fuse:
         self._next_probe = self._clock() + self.probe_interval
         self._closed.clear()
         logger.warning(
-            "The rollout server gives no usable answer (%s); requests wait, one probe every %.2g s", error, self.probe_interval
+            "The rollout server gives no usable answer (%s); requests wait, one probe every %.2g s",
+            error,
+            self.probe_interval,
         )
         self._announce()
 
@@ -253,7 +257,8 @@ async def call_with_retry(
             counted += 0 if fuse.is_open else 1
             if counted >= policy.max_attempts:
                 raise
-            # During an outage the fuse sets the pace for all callers; waits of their own would only delay the recovery.
+            # During an outage the fuse sets the pace for all callers; waits of their own would only delay
+            # the recovery.
             wanted = max(policy.delay(failures, rng), min(exc.retry_after or 0.0, policy.max_delay))
             delay = 0.0 if fuse.is_open else wanted
             if on_retry is not None:

@@ -1,0 +1,181 @@
+"""What an HTTP exchange that went wrong means to the bridge: one map from exceptions, one from answers.
+
+Knows httpx's exceptions and Polar's status codes, but sends nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from slime_bridge import _json
+from slime_bridge.errors import (
+    BridgeError,
+    ConfigError,
+    ProtocolError,
+    SubmitRejectedError,
+    TaskConflictError,
+    TaskUnknownError,
+    TransportError,
+)
+from slime_bridge.redaction import excerpt
+
+__all__ = ["HTTPX_ERRORS", "Answer", "error_of_answer", "translate"]
+
+_RETRYABLE_4XX = frozenset({408, 425, 429})
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    """Which error an httpx exception becomes; `reason` and `ambiguous` are for a `TransportError`."""
+
+    error: type[BridgeError]
+    reason: str = ""
+    ambiguous: bool = True
+
+
+# Searched in this order, so each class stands before its bases. "Ambiguous" means: the request may have been
+# carried out.
+MAP: tuple[tuple[type[Exception], _Meaning], ...] = (
+    (httpx.InvalidURL, _Meaning(ConfigError)),
+    (httpx.UnsupportedProtocol, _Meaning(ConfigError)),
+    (httpx.CookieConflict, _Meaning(ProtocolError)),
+    (httpx.TooManyRedirects, _Meaning(ProtocolError)),
+    (httpx.DecodingError, _Meaning(ProtocolError)),
+    (httpx.ConnectTimeout, _Meaning(TransportError, "timeout", ambiguous=False)),
+    (httpx.PoolTimeout, _Meaning(TransportError, "timeout", ambiguous=False)),
+    (httpx.TimeoutException, _Meaning(TransportError, "timeout")),
+    (httpx.ConnectError, _Meaning(TransportError, "refused", ambiguous=False)),
+    (httpx.ProxyError, _Meaning(TransportError, "proxy", ambiguous=False)),
+    (httpx.HTTPError, _Meaning(TransportError, "cut")),
+    (httpx.StreamError, _Meaning(TransportError, "cut")),
+)
+
+HTTPX_ERRORS: tuple[type[Exception], ...] = tuple(kind for kind, _ in MAP)
+"""Every exception that httpx can raise for a request; `translate` takes them."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A complete answer: status code, headers with lower-case names, decoded body."""
+
+    status_code: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def translate(exc: Exception, request: str, *, secrets: Iterable[str] = ()) -> BridgeError:
+    """Turn one of `HTTPX_ERRORS` into an error of the bridge.
+
+    Parameters
+    ----------
+    exc
+        What httpx raised.
+    request
+        Method and URL to name in the message, without credentials.
+    secrets
+        Values to keep out of the message.
+    """
+    meaning = next(meaning for kind, meaning in MAP if isinstance(exc, kind))
+    text = f"{request}: {type(exc).__name__}: {excerpt(_root_cause(exc), secrets=secrets)}"
+    if meaning.error is TransportError:
+        return TransportError(text, reason=meaning.reason, ambiguous=meaning.ambiguous)
+    if meaning.error is ConfigError:
+        return ConfigError(f"{text}; check polar_rollout_url")
+    return meaning.error(text)
+
+
+def _root_cause(exc: BaseException) -> str:
+    """Return the operating system's words where there are some; httpx's own name no reason."""
+    link: BaseException | None = exc
+    words = str(exc)
+    for _ in range(16):
+        if link is None:
+            break
+        if isinstance(link, socket.gaierror):
+            words = f"name resolution failed: {link.strerror}"
+        elif isinstance(link, OSError) and isinstance(link.errno, int) and link.errno > 0:
+            words = os.strerror(link.errno)
+        link = link.__cause__ or link.__context__
+    return words or "no details"
+
+
+def error_of_answer(answer: Answer, request: str, *, secrets: Iterable[str] = ()) -> BridgeError | None:
+    """Return the error that an answer stands for, None for a 2xx.
+
+    Parameters
+    ----------
+    answer
+        The server's answer.
+    request
+        Method and URL to name in the message, without credentials.
+    secrets
+        Values to keep out of the message.
+
+    Returns
+    -------
+    BridgeError or None
+        `TransportError` for 5xx and the 4xx that ask for patience (408, 425, 429), `TaskUnknownError` for a
+        404 of a route that exists, `TaskConflictError` for 409, `SubmitRejectedError` for every other
+        status. Redirects are among the latter: a server that moved is a setting to correct.
+    """
+    status = answer.status_code
+    if 200 <= status < 300:
+        return None
+    said = excerpt(_detail(answer.body), secrets=secrets)
+    text = f"{request} was answered {status}" + (f": {said}" if said else "")
+    if status >= 500 or status in _RETRYABLE_4XX:
+        reason = "server_error" if status >= 500 else "busy"
+        return TransportError(
+            text, reason=reason, status_code=status, retry_after=_retry_after(answer.headers)
+        )
+    if status == 404 and _is_unknown_id(answer.body):
+        return TaskUnknownError(text)
+    if status == 409:
+        return TaskConflictError(text)
+    if 300 <= status < 400:
+        target = excerpt(answer.headers.get("location", "an unnamed place"), secrets=secrets)
+        text += (
+            f" (redirect to {target}; redirects are not followed, polar_rollout_url needs the final address)"
+        )
+    elif status == 404:
+        text += " (no such route: is polar_rollout_url a Polar rollout server, and its path prefix right?)"
+    return SubmitRejectedError(text, status_code=status)
+
+
+def _detail(body: bytes) -> str:
+    """Return what an error body says; of a 422 not its echo of the request, which may hold secrets."""
+    detail = _detail_field(body)
+    if isinstance(detail, list):
+        items = [item for item in detail[:5] if isinstance(item, dict)]
+        places = [".".join(str(part) for part in item.get("loc") or ()) for item in items]
+        found = [f"{place}: {item.get('msg', '')}" for place, item in zip(places, items, strict=True)]
+        return "; ".join(found) + (f" (and {len(detail) - 5} more)" if len(detail) > 5 else "")
+    if isinstance(detail, str):
+        return detail
+    return body[:4096].decode("utf-8", "replace")
+
+
+def _detail_field(body: bytes) -> Any:
+    try:
+        content = _json.loads(body)
+    except ProtocolError:
+        return None
+    return content.get("detail") if isinstance(content, dict) else None
+
+
+def _is_unknown_id(body: bytes) -> bool:
+    """Tell a 404 of the task route from the web framework's own, which is fixed, and from others."""
+    detail = _detail_field(body)
+    return isinstance(detail, str) and detail != "Not Found"
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of a ``Retry-After`` header; its date form is left to the retry policy."""
+    value = headers.get("retry-after", "")
+    return float(value) if value.isascii() and value.isdigit() else None
