@@ -15,18 +15,35 @@ Knows nothing about rollouts, engines or files other than the weights it saves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save_file
 
-from analysis.lab.files import atomic_path
 from analysis.lab.train_batch import TrainBatch
 
-__all__ = ["TrainStep", "Trainer", "TrainerSettings", "clipped_policy_loss", "save_weights"]
+__all__ = ["Policy", "TrainStep", "Trainer", "TrainerSettings", "clipped_policy_loss"]
+
+
+class Policy(Protocol):
+    """What can be trained: a causal language model."""
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]:
+        """Give the weights that the optimiser owns."""
+        ...
+
+    def log_probs(self, tokens: torch.Tensor, *, temperature: float) -> torch.Tensor:
+        """Give the log-probability of `tokens[:, 1:]`, shape ``[rows, length - 1]``, with its graph.
+
+        Parameters
+        ----------
+        tokens
+            Token ids ``[rows, length]``, padded on the right with any id.
+        temperature
+            Divides the logits.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -118,23 +135,23 @@ class _MicroBatch:
 
 
 class Trainer:
-    """Owns the optimiser of a causal language model and steps it on batches of samples.
+    """Owns the optimiser of a policy and steps it on batches of samples.
 
     Parameters
     ----------
-    model
-        Called with token ids ``[rows, length]``; returns an object with ``logits`` of shape ``[rows, length,
-        vocabulary]``. Rows are padded on the right, so a causal model needs no mask.
+    policy
+        What is trained.
     settings
         Hyper-parameters.
     """
 
-    def __init__(self, model: torch.nn.Module, settings: TrainerSettings | None = None) -> None:
-        self.model = model
+    def __init__(self, policy: Policy, settings: TrainerSettings | None = None) -> None:
+        self.policy = policy
         self.settings = settings or TrainerSettings()
         self.steps = 0
+        self._parameters = list(policy.parameters())
         self._optimizer = torch.optim.AdamW(
-            model.parameters(),
+            self._parameters,
             lr=self.settings.learning_rate,
             betas=self.settings.betas,
             weight_decay=self.settings.weight_decay,
@@ -160,7 +177,7 @@ class Trainer:
         for rows in splits:
             micro = self._collate(batch, rows)
             with torch.set_grad_enabled(batch.carries_gradient(rows[0])):
-                new = self._log_probs(micro.tokens)
+                new = self.policy.log_probs(micro.tokens, temperature=self.settings.temperature)
                 loss, clipped = clipped_policy_loss(
                     new, micro.old, micro.advantages, self.settings.eps_clip, self.settings.eps_clip_high
                 )
@@ -186,7 +203,7 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         norm = torch.nn.utils.clip_grad_norm_(
-            self.model.parameters(), self.settings.max_grad_norm, error_if_nonfinite=True
+            self._parameters, self.settings.max_grad_norm, error_if_nonfinite=True
         )
         self._optimizer.step()
         self.steps += 1
@@ -212,12 +229,6 @@ class Trainer:
             old[line, part] = batch.rollout_log_probs[row]
             advantages[line, part] = batch.rewards[row]
         return _MicroBatch(rows, tokens, weights, old, advantages)
-
-    def _log_probs(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of `tokens[:, 1:]`, shape ``[rows, length - 1]``."""
-        logits = self.model(tokens).logits[:, :-1] / self.settings.temperature
-        picked = torch.log_softmax(logits.float(), dim=-1).gather(-1, tokens[:, 1:, None])
-        return picked.squeeze(-1)
 
 
 class _Sums:
@@ -278,19 +289,3 @@ def _rollout_data(
         "advantages": advantages,
         "returns": advantages,
     }
-
-
-def save_weights(model: torch.nn.Module, path: Path) -> None:
-    """Write the weights as safetensors to `path`, whole or not at all.
-
-    Tensors that share memory (tied embeddings) are stored once, under the first name, as Transformers
-    expects.
-    """
-    state: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen or tensor.numel() == 0:
-            seen.add(tensor.data_ptr())
-            state[name] = tensor.detach().contiguous()
-    with atomic_path(path) as partial:
-        save_file(state, partial, metadata={"format": "pt"})
