@@ -24,6 +24,7 @@
     │   ├── PolarOutageError           (TimeoutError)     the rollout server stayed away longer than allowed
     │   ├── InfrastructureStreakError                     too many groups in a row failed without a trace
     │   └── NoTrainableTokensError                        too many groups in a row carried nothing to train on
+    ├── ConservationError              (AssertionError)   the books of drawn and ended groups do not add up: a bug
     ├── EvaluationError                (RuntimeError)     an evaluation could not be prepared or finished
     └── JournalError                   (OSError)          the journal's folder cannot be used
 
@@ -38,6 +39,7 @@ __all__ = [
     "BridgeError",
     "CallbackBindError",
     "ConfigError",
+    "ConservationError",
     "ConversionError",
     "DataSourceError",
     "DataSourceExhaustedError",
@@ -215,6 +217,10 @@ class InfrastructureStreakError(WorkerError):
 
 class NoTrainableTokensError(WorkerError):
     """Raised when group after group came back without a token to train on."""
+
+
+class ConservationError(BridgeError, AssertionError):
+    """Raised when a group or session is lost, counted twice or ends twice: a bug in the bridge."""
 
 
 class EvaluationError(BridgeError, RuntimeError):
