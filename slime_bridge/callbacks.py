@@ -1,35 +1,80 @@
 """The listener that Polar posts finished tasks to.
 
-One HTTP/1.1 server on asyncio streams and h11. A registered attempt gets a URL that nobody can guess; whatever arrives
-anywhere else is refused before its body is read. A body is acknowledged as soon as it is complete and before anybody looks
-into it, because Polar waits ten seconds and never posts again. The module does not decode results: who awaits a body checks
-it, and may `CallbackHandle.reject` it.
+One HTTP/1.1 server on asyncio streams and h11. A registered attempt gets a URL that nobody can guess;
+whatever arrives anywhere else is refused before its body is read. A body is acknowledged as soon as it is
+complete and before anybody looks into it, because Polar waits ten seconds and never posts again. The module
+does not decode results: who awaits a body checks it, and may `CallbackHandle.reject` it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
+import logging
+import secrets
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from types import TracebackType
 
-__all__ = ["CallbackHandle", "CallbackKind", "CallbackListener"]
+import anyio
+import anyio.lowlevel
+import h11
+
+from slime_bridge._addresses import advertisable_host, bind_hint, bind_sockets, bracketed, without_brackets
+from slime_bridge._callback_http import BodyTooLargeError, ConnectionCutError, HttpExchange, Limits
+from slime_bridge._task_head import leading_task_id, starts_like_object
+from slime_bridge.errors import CallbackBindError
+
+__all__ = ["MAX_BODY_BYTES", "CallbackHandle", "CallbackKind", "CallbackListener"]
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 1 << 30
+"""Default bound on a callback body: some forty times the largest task results in use."""
+
+_TOKEN_BYTES = 24
+_CLOSED_TOKENS_KEPT = 4096
+_CLOSE_SECONDS = 0.8
+_BACKLOG = 1024
+_BUFFER_BYTES = 256 * 1024
 
 
 class CallbackKind(enum.StrEnum):
     """What became of a request to the listener; keys of `CallbackListener.counts`."""
 
     ACCEPTED = "accepted"
+    """A body for a waiting attempt."""
+
     LATE = "late"
+    """A body for an attempt that ended without it; acknowledged and dropped."""
+
     DUPLICATE = "duplicate"
+    """A second body for an attempt; acknowledged and dropped."""
+
     FOREIGN = "foreign"
+    """A body with another task's id; refused with 404."""
+
     FORGED = "forged"
+    """A path that was never handed out; refused with 404 unread."""
+
     MALFORMED = "malformed"
+    """Not HTTP, not a POST, not a JSON object, or no result of the task."""
+
     OVERSIZED = "oversized"
+    """A body above the limit; refused with 413."""
+
     SLOW = "slow"
+    """A request that did not arrive in time; answered 408."""
+
+    CUT = "cut"
+    """A connection that ended before its request did."""
+
+    REFUSED = "refused"
+    """A connection above the limit, closed at once."""
 
 
 class CallbackHandle:
-    """One attempt's address, and the body that arrives there.
+    """One attempt's address, and the body that arrives there; made by `CallbackListener.register`.
 
     Attributes
     ----------
@@ -41,42 +86,96 @@ class CallbackHandle:
         Called without arguments in the loop's thread when a body has arrived.
     """
 
-    task_id: str
-    url: str
-    on_delivery: Callable[[], None] | None
+    def __init__(self, listener: CallbackListener, task_id: str, token: str, url: str) -> None:
+        self.task_id = task_id
+        self.url = url
+        self.on_delivery: Callable[[], None] | None = None
+        self._listener = listener
+        self._token = token
+        self._body: bytes | None = None
+        self._arrived = asyncio.Event()
+        self._uploads = 0
+        self._no_upload = asyncio.Event()
+        self._no_upload.set()
+
+    @property
+    def receiving(self) -> bool:
+        """True while a body is on its way in."""
+        return self._uploads > 0
 
     async def body(self) -> bytes:
-        """Wait for the body; returns at once, and again, when it is there."""
-        ...
+        """Wait for the body and return it; returns at once, and again, when it is there."""
+        while self._body is None:
+            await self._arrived.wait()
+        return self._body
 
     def take(self) -> bytes | None:
         """Return the body if it is there, without waiting."""
-        ...
+        return self._body
 
-    def reject(self, kind: CallbackKind) -> None:
-        """Forget the body as malformed or foreign, count it so, and be open for another one."""
-        ...
+    async def wait_received(self) -> None:
+        """Return when no body is on its way in."""
+        await self._no_upload.wait()
+
+    def reject(self, kind: CallbackKind = CallbackKind.MALFORMED) -> None:
+        """Forget the body, count it as of another kind, and be open for the next one.
+
+        Parameters
+        ----------
+        kind
+            `CallbackKind.MALFORMED` or `CallbackKind.FOREIGN`.
+        """
+        if self._body is None:
+            return
+        self._body = None
+        self._arrived.clear()
+        self._listener._count(kind, f"for task {self.task_id}", instead_of=CallbackKind.ACCEPTED)
 
     def close(self) -> None:
-        """Stop accepting; later bodies are acknowledged, counted as late or duplicate, and dropped."""
-        ...
+        """Stop accepting and let go of the body; later ones are acknowledged and dropped. Idempotent."""
+        kind = CallbackKind.LATE if self._body is None else CallbackKind.DUPLICATE
+        if self._listener._retire(self._token, kind):
+            self._body = None
+            self.on_delivery = None
+
+    def _begin_upload(self) -> None:
+        self._uploads += 1
+        self._no_upload.clear()
+
+    def _end_upload(self) -> None:
+        self._uploads -= 1
+        if self._uploads == 0:
+            self._no_upload.set()
+
+    def _deliver(self, body: bytes) -> None:
+        self._body = body
+        self._arrived.set()
+        if self.on_delivery is not None:
+            self.on_delivery()
 
 
 class CallbackListener:
-    """Server for task callbacks; an async context manager that binds on entry.
+    """Server for task callbacks, used from one asyncio loop; an async context manager that binds on entry.
 
     Parameters
     ----------
     advertise_host
-        Host in the URLs, as Polar reaches this machine; never a wildcard.
+        Host in the URLs: a name or address by which Polar reaches this machine, never a wildcard.
     bind_host
-        Address to bind, `advertise_host` if None; may be a wildcard.
+        Name or address to bind, `advertise_host` if None; may be a wildcard.
     port
         Port to bind, 0 for a free one.
     max_body_bytes
-        Larger bodies are refused with 413.
+        Larger bodies are refused.
     header_timeout, idle_timeout, request_timeout
-        Seconds for the request head, between two reads, and for the whole request.
+        Seconds for the request head, for each read of the body, and for the whole request.
+    max_connections
+        Connections above this number are closed at once.
+
+    Raises
+    ------
+    ConfigError
+        If `advertise_host` is a wildcard or no host.
     """
 
     def __init__(
@@ -85,40 +184,210 @@ class CallbackListener:
         *,
         bind_host: str | None = None,
         port: int = 0,
-        max_body_bytes: int = 1 << 30,
+        max_body_bytes: int = MAX_BODY_BYTES,
         header_timeout: float = 10.0,
         idle_timeout: float = 15.0,
         request_timeout: float = 300.0,
-    ) -> None: ...
+        max_connections: int = 1024,
+    ) -> None:
+        self._advertise_host = advertisable_host(advertise_host)
+        self._bind_host = without_brackets(bind_host) if bind_host else self._advertise_host
+        self._wanted_port = port
+        self._limits = Limits(max_body_bytes, header_timeout, idle_timeout, request_timeout)
+        self._max_connections = max_connections
+        self._secret = secrets.token_urlsafe(_TOKEN_BYTES)
+        self._handles: dict[str, CallbackHandle] = {}
+        self._closed_tokens: OrderedDict[str, CallbackKind] = OrderedDict()
+        self._counter: Counter[CallbackKind] = Counter()
+        self._servers: list[asyncio.Server] = []
+        self._port: int | None = None
+        self._connections: dict[asyncio.Task[None], HttpExchange] = {}
 
     @property
     def address(self) -> str:
-        """``host:port`` as advertised, for messages; without the secret path."""
-        ...
+        """``host:port`` as advertised, without the secret path; for messages."""
+        return f"{bracketed(self._advertise_host)}:{self._port or self._wanted_port}"
+
+    @property
+    def port(self) -> int | None:
+        """The bound port, None while not listening."""
+        return self._port
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many requests of each `CallbackKind` there were."""
-        ...
+        """Requests so far of each `CallbackKind`."""
+        return {kind.value: self._counter[kind] for kind in CallbackKind}
 
     def register(self, task_id: str) -> CallbackHandle:
-        """Make an address for one attempt of a task."""
-        ...
+        """Make an address for one attempt of a task; the caller closes the handle.
+
+        Raises
+        ------
+        CallbackBindError
+            If the listener is not listening: no address would lead to it.
+        """
+        if not self._servers:
+            raise CallbackBindError(f"no callback address for task {task_id}: the listener is not listening")
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        handle = CallbackHandle(self, task_id, token, f"http://{self.address}/{self._secret}/{token}")
+        self._handles[token] = handle
+        return handle
 
     async def __aenter__(self) -> CallbackListener:
-        """Bind; raises `CallbackBindError`."""
-        ...
+        """Bind and listen; raises `CallbackBindError`."""
+        await self.start()
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the listener and every open connection within a second."""
-        ...
+        await self.close()
 
     async def start(self) -> None:
-        """Bind; raises `CallbackBindError`."""
-        ...
+        """Bind and listen.
+
+        Raises
+        ------
+        CallbackBindError
+            If the address cannot be bound; the message says which, why and what to change.
+        """
+        if self._servers:
+            return
+        try:
+            sockets = await bind_sockets(self._bind_host, self._wanted_port)
+        except OSError as exc:
+            raise CallbackBindError(
+                f"cannot listen for Polar's callbacks on {bracketed(self._bind_host)}:{self._wanted_port}: "
+                f"{exc.strerror or exc}; {bind_hint(exc)}"
+            ) from exc
+        for sock in sockets:
+            server = await asyncio.start_server(self._serve, sock=sock, backlog=_BACKLOG, limit=_BUFFER_BYTES)
+            self._servers.append(server)
+        self._port = sockets[0].getsockname()[1]
+        logger.info("Listening for callbacks on %s, advertised as http://%s", self._bind_host, self.address)
 
     async def close(self) -> None:
         """Close the listener and every open connection within a second; idempotent."""
-        ...
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
+        for task, exchange in list(self._connections.items()):
+            exchange.abort()
+            task.cancel()
+        self._port = None
+        with anyio.CancelScope(shield=True):
+            if self._connections:
+                await asyncio.wait(list(self._connections), timeout=_CLOSE_SECONDS)
+            # Transports let go of their sockets one loop iteration after they were aborted.
+            await anyio.lowlevel.checkpoint()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Own one connection from its first byte to its end."""
+        exchange = HttpExchange(reader, writer, self._limits)
+        task = asyncio.current_task()
+        if task is None or not self._servers or len(self._connections) >= self._max_connections:
+            self._count(CallbackKind.REFUSED, "too many connections")
+            exchange.abort()
+            return
+        self._connections[task] = exchange
+        try:
+            with anyio.move_on_after(self._limits.request_timeout) as scope:
+                await self._answer(exchange)
+            if scope.cancelled_caught:
+                self._count(CallbackKind.SLOW, "no complete request in time")
+            await exchange.finish()
+        except Exception:
+            # Nobody awaits this task: without the log line a bug here would be a callback that silently got
+            # lost.
+            logger.exception("Serving a callback connection failed")
+        finally:
+            exchange.abort()
+            del self._connections[task]
+
+    async def _answer(self, exchange: HttpExchange) -> None:
+        """Read one request, decide, answer; every outcome is counted."""
+        try:
+            request = await exchange.head()
+            if request is not None:
+                await self._answer_request(exchange, request)
+        except h11.RemoteProtocolError as exc:
+            self._refuse(exchange, 400, CallbackKind.MALFORMED, f"not HTTP/1.1: {exc}")
+        except BodyTooLargeError:
+            self._refuse(
+                exchange, 413, CallbackKind.OVERSIZED, f"more than {self._limits.max_body_bytes} bytes"
+            )
+        except TimeoutError:
+            self._refuse(exchange, 408, CallbackKind.SLOW, "the request did not arrive in time")
+        except ConnectionCutError:
+            self._count(CallbackKind.CUT, "the connection ended before the request was complete")
+
+    async def _answer_request(self, exchange: HttpExchange, request: h11.Request) -> None:
+        token = self._token_of(request.target)
+        if token is None:
+            self._refuse(exchange, 404, CallbackKind.FORGED, "no such path")
+        elif request.method != b"POST":
+            self._refuse(exchange, 405, CallbackKind.MALFORMED, "only POST is allowed", allow="POST")
+        elif (
+            length := exchange.declared_length(request)
+        ) is not None and length > self._limits.max_body_bytes:
+            raise BodyTooLargeError
+        elif (handle := self._handles.get(token)) is None:
+            await exchange.discard_body()
+            self._drop(exchange, token)
+        else:
+            handle._begin_upload()
+            try:
+                body = await exchange.body()
+            finally:
+                handle._end_upload()
+            self._accept(exchange, handle, token, body)
+
+    def _accept(self, exchange: HttpExchange, handle: CallbackHandle, token: str, body: bytes) -> None:
+        """Acknowledge a complete body and hand it over, unless it is too late or not the attempt's own."""
+        if token not in self._handles or handle.take() is not None:
+            self._drop(exchange, token)
+        elif not starts_like_object(body):
+            self._refuse(exchange, 400, CallbackKind.MALFORMED, "the body is not a JSON object")
+        elif (named := leading_task_id(body)) is not None and named != handle.task_id:
+            self._refuse(exchange, 404, CallbackKind.FOREIGN, f"a body that is not task {handle.task_id}'s")
+        else:
+            exchange.respond(200, message="accepted")
+            self._counter[CallbackKind.ACCEPTED] += 1
+            handle._deliver(body)
+
+    def _drop(self, exchange: HttpExchange, token: str) -> None:
+        """Acknowledge a body that changes nothing: an error would only make the server log one."""
+        exchange.respond(200, message="accepted")
+        self._count(self._closed_tokens.get(token, CallbackKind.DUPLICATE), "the attempt has its result")
+
+    def _refuse(
+        self, exchange: HttpExchange, status: int, kind: CallbackKind, why: str, allow: str | None = None
+    ) -> None:
+        exchange.respond(status, message=why if status != 404 else "not found", allow=allow)
+        self._count(kind, why)
+
+    def _count(self, kind: CallbackKind, why: str, *, instead_of: CallbackKind | None = None) -> None:
+        """Count a request that changed nothing; the first of each kind is worth a warning, a flood is not."""
+        self._counter[kind] += 1
+        if instead_of is not None:
+            self._counter[instead_of] -= 1
+        expected = kind in (CallbackKind.LATE, CallbackKind.DUPLICATE)
+        level = logging.WARNING if self._counter[kind] == 1 and not expected else logging.DEBUG
+        logger.log(level, "Callback listener %s: %s request: %s", self.address, kind.value, why)
+
+    def _token_of(self, target: bytes) -> str | None:
+        """Return the attempt token of a request target, None if it was never handed out."""
+        prefix, _, token = target.decode("ascii", "replace").rpartition("/")
+        if not secrets.compare_digest(prefix.encode(), f"/{self._secret}".encode()):
+            return None
+        return token if token in self._handles or token in self._closed_tokens else None
+
+    def _retire(self, token: str, kind: CallbackKind) -> bool:
+        """Stop accepting for a token and remember what its bodies count as; False if that was done before."""
+        if self._handles.pop(token, None) is None:
+            return False
+        self._closed_tokens[token] = kind
+        while len(self._closed_tokens) > _CLOSED_TOKENS_KEPT:
+            self._closed_tokens.popitem(last=False)
+        return True

@@ -1,0 +1,180 @@
+"""One HTTP/1.1 request on one connection, read with h11 under limits and answered.
+
+Knows HTTP and sockets only: who may post what, and what a body means, is decided by the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import anyio
+import h11
+
+__all__ = ["BodyTooLargeError", "ConnectionCutError", "HttpExchange", "Limits"]
+
+_READ_BYTES = 256 * 1024
+_HEAD_BYTES = 16 * 1024
+_LINGER_SECONDS = 1.0
+_LINGER_BYTES = 1 << 20
+
+
+class BodyTooLargeError(Exception):
+    """Raised when a request body exceeds its limit."""
+
+
+class ConnectionCutError(Exception):
+    """Raised when the peer ended the connection before its request was complete."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on one request: the body in bytes, the head, each read and the whole in seconds."""
+
+    max_body_bytes: int
+    header_timeout: float
+    idle_timeout: float
+    request_timeout: float
+
+
+class HttpExchange:
+    """Reads one request from a connection and writes its answer; the connection is not used again.
+
+    Parameters
+    ----------
+    reader, writer
+        The accepted connection.
+    limits
+        What the peer may take.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._limits = limits
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
+        self._request_is_read = False
+        self._method = b""
+
+    async def head(self) -> h11.Request | None:
+        """Return the request's line and headers, None if the peer went away without a byte.
+
+        Raises
+        ------
+        h11.RemoteProtocolError
+            The peer does not speak HTTP/1.1, or its head is too long.
+        ConnectionCutError, TimeoutError
+            It ended, or did not come in time.
+        """
+        with anyio.fail_after(self._limits.header_timeout):
+            event = await self._next_event()
+        if not isinstance(event, h11.Request):
+            return None
+        self._method = event.method
+        return event
+
+    def declared_length(self, request: h11.Request) -> int | None:
+        """Return the body's length if the request states it."""
+        for name, value in request.headers:
+            if name == b"content-length":
+                return int(value)
+        return None
+
+    async def body(self) -> bytes:
+        """Return the whole request body.
+
+        Raises
+        ------
+        BodyTooLargeError
+            It exceeds the limit; the rest is left unread.
+        h11.RemoteProtocolError, ConnectionCutError, TimeoutError
+            As for `head`.
+        """
+        # Joined once at the end: growing one buffer would copy a body of hundreds of megabytes again and
+        # again.
+        return b"".join([chunk async for chunk in self._chunks()])
+
+    async def discard_body(self) -> None:
+        """Read the request body to its end without keeping it; raises like `body`."""
+        async for _ in self._chunks():
+            pass
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        size = 0
+        if self._http.they_are_waiting_for_100_continue:
+            self._send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+        while True:
+            with anyio.fail_after(self._limits.idle_timeout):
+                event = await self._next_event()
+            if isinstance(event, h11.Data):
+                size += len(event.data)
+                if size > self._limits.max_body_bytes:
+                    raise BodyTooLargeError
+                yield bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                self._request_is_read = True
+                return
+            else:
+                raise ConnectionCutError
+
+    async def _next_event(self) -> h11.Event | None:
+        """Return the next part of the request, None if the peer wants something else than one request."""
+        while True:
+            event = self._http.next_event()
+            if event is h11.PAUSED:
+                return None
+            if isinstance(event, h11.Event):
+                return event
+            try:
+                data = await self._reader.read(_READ_BYTES)
+            except OSError as exc:
+                raise ConnectionCutError from exc
+            if not data and self._http.their_state is h11.SEND_BODY:
+                raise ConnectionCutError
+            self._http.receive_data(data)
+
+    def respond(self, status: int, *, message: str, allow: str | None = None) -> None:
+        """Write the answer ``{"status": message}`` without waiting; it announces the connection's end."""
+        content = json.dumps({"status": message}).encode()
+        headers = [
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(content))),
+            ("Connection", "close"),
+        ]
+        if allow is not None:
+            headers.append(("Allow", allow))
+        reason = http.HTTPStatus(status).phrase.encode()
+        self._send(h11.Response(status_code=status, headers=headers, reason=reason))
+        if self._method != b"HEAD":
+            self._send(h11.Data(data=content))
+        self._send(h11.EndOfMessage())
+
+    def _send(self, event: h11.Event) -> None:
+        data = self._http.send(event)
+        if data:
+            self._writer.write(data)
+
+    async def finish(self) -> None:
+        """Flush the answer and close the connection.
+
+        A peer that is still sending gets a moment to read the answer first: closing a socket with unread
+        input makes the kernel reset the connection, and the answer is lost with it.
+        """
+        with suppress(OSError), anyio.move_on_after(_LINGER_SECONDS):
+            await self._writer.drain()
+            if not self._request_is_read and self._writer.can_write_eof():
+                self._writer.write_eof()
+                left = _LINGER_BYTES
+                while left > 0 and (data := await self._reader.read(_READ_BYTES)):
+                    left -= len(data)
+            self._writer.close()
+            await self._writer.wait_closed()
+        self.abort()
+
+    def abort(self) -> None:
+        """Close the connection at once; idempotent."""
+        self._writer.transport.abort()
