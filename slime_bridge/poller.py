@@ -12,7 +12,6 @@ import asyncio
 import enum
 import logging
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,11 +33,14 @@ __all__ = ["PollSchedule", "Signal", "StatusPoller", "Watch", "is_running"]
 
 logger = logging.getLogger(__name__)
 
+# What a server without a status list answers; one such answer may be a proxy's, so it takes a few in a row.
+_NO_LIST = (SubmitRejectedError, TaskUnknownError, TaskConflictError, ProtocolError)
+_REFUSALS_BEFORE_BLIND = 3
 _RUNNING = frozenset({"running", "cancelling"})
 
 
 def is_running(status: str) -> bool:
-    """Tell whether a task status may still change; every status but ``running`` and ``cancelling`` is final."""
+    """Tell whether a task status may change; all but ``running`` and ``cancelling`` are final."""
     return status in _RUNNING
 
 
@@ -184,36 +186,37 @@ class StatusPoller:
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        failures = 0
+        failures = refusals = 0
         not_before = 0.0
         while True:
             await self._until_due(not_before)
             started = anyio.current_time()
             try:
                 statuses = {} if self._blind else await self._ask()
-            except TransportError as exc:
-                # The fuse warns once per outage; a line per poll would bury it.
+            except (TransportError, *_NO_LIST) as exc:
                 failures += 1
-                not_before = anyio.current_time() + self._retry.delay(failures, self._rng)
+                refusals = 0 if isinstance(exc, TransportError) else refusals + 1
+                if refusals >= _REFUSALS_BEFORE_BLIND:
+                    self._give_up_listing(exc)
+                # An outage is the fuse's to report, once; a line per poll would bury it.
                 logger.debug("Polling failed %d times in a row: %s", failures, exc)
+                not_before = anyio.current_time() + self._retry.delay(failures, self._rng)
                 continue
-            failures = 0
+            failures = refusals = 0
             self._tell(statuses, started)
             ended = anyio.current_time()
             pause = (ended - started) * (1.0 / self._schedule.max_duty - 1.0)
             not_before = ended + max(self._schedule.min_gap, pause)
 
     async def _ask(self) -> dict[str, str]:
-        """Return the status of all tasks; a server that cannot list them makes the poller blind, and says so once."""
         self.polls += 1
-        try:
-            return await self._client.list_statuses()
-        except (SubmitRejectedError, TaskUnknownError, TaskConflictError, ProtocolError) as exc:
-            self._blind = True
-            self._client.mark_inactive(
-                "status list", f"{exc}; each task is asked for by itself, with all its results"
-            )
-            return {}
+        return await self._client.list_statuses()
+
+    def _give_up_listing(self, error: Exception) -> None:
+        self._blind = True
+        self._client.mark_inactive(
+            "status list", f"{error}; each task is asked for by itself, with all its results"
+        )
 
     async def _until_due(self, not_before: float) -> None:
         """Return when the earliest watch is due; a new watch that is due earlier changes the plan."""
@@ -232,7 +235,7 @@ class StatusPoller:
         """Wake the watchers of an answer to a request sent at `started`."""
         now = anyio.current_time()
         for watch in self._watches:
-            if watch.began > started:
+            if watch.began >= started:
                 # The server may have made this answer before it accepted the task.
                 continue
             status = statuses.get(watch.task_id)
