@@ -71,7 +71,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def http_status(url: str, *, timeout: float = 2.0) -> int | None:
-    """Status code of a GET without redirects or proxies, or None when nothing answers in `timeout` seconds."""
+    """Status code of a GET, never redirected or proxied; None when nothing answers in `timeout` seconds."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout)
     try:

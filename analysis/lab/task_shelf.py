@@ -263,7 +263,10 @@ def _plan(episode: ShelfEpisode, rng: random.Random, p_right: float) -> list[str
     if way == "repeat":
         return [right[0]] * rng.randint(2, episode.task.max_turns)
     if way == "bad_call":
-        return [rng.choice((_find(rng.choice(SHELVES)), _count(rng.choice(ITEMS)))), *right]
+        bad = rng.choice((_find(rng.choice(SHELVES)), _count(rng.choice(ITEMS))))
+        return [bad, *right] if rng.random() < 0.25 else [bad]
     if way == "ramble":
-        return [" ".join(rng.choice(_RAMBLE) for _ in range(rng.randint(3, 12)))]
+        # One in five goes on for longer than a turn may be.
+        words = rng.randint(3, 12) if rng.random() < 0.8 else rng.randint(30, 60)
+        return [" ".join(rng.choice(_RAMBLE) for _ in range(words))]
     return [*right, f"Answer: {rng.randrange(10)}"]
