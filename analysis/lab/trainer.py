@@ -21,9 +21,10 @@ from typing import Any, Protocol
 
 import torch
 
+from analysis.lab.settings import TrainerSettings
 from analysis.lab.train_batch import TrainBatch
 
-__all__ = ["Policy", "TrainStep", "Trainer", "TrainerSettings", "clipped_policy_loss"]
+__all__ = ["Policy", "TrainStep", "Trainer", "clipped_policy_loss"]
 
 
 class Policy(Protocol):
@@ -44,48 +45,6 @@ class Policy(Protocol):
             Divides the logits.
         """
         ...
-
-
-@dataclass(frozen=True)
-class TrainerSettings:
-    """Hyper-parameters of the training step.
-
-    Attributes
-    ----------
-    learning_rate
-        Of AdamW, after the ramp.
-    ramp_steps
-        Linear ramp of the learning rate: the full rate on cold moments makes the reward dip.
-    betas, weight_decay
-        Of AdamW.
-    max_grad_norm
-        Global norm to which the gradient is clipped.
-    eps_clip, eps_clip_high
-        The ratio is clipped to ``[1 - eps_clip, 1 + eps_clip_high]``.
-    micro_batch_size
-        Samples per forward pass; has no effect on the result.
-    temperature
-        At which the engine sampled; logits are divided by it.
-    """
-
-    learning_rate: float = 2e-3
-    ramp_steps: int = 5
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    eps_clip: float = 0.2
-    eps_clip_high: float = 0.28
-    micro_batch_size: int = 32
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "max_grad_norm", "temperature"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}")
-        if self.micro_batch_size < 1 or self.ramp_steps < 0:
-            raise ValueError("micro_batch_size must be >= 1 and ramp_steps >= 0")
-        if not 0 <= self.eps_clip < 1 or self.eps_clip_high < 0:
-            raise ValueError("eps_clip must be in [0, 1) and eps_clip_high >= 0")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,80 @@
+"""The `workbench` command: one subcommand per job.
+
+A subcommand names its module; that module is imported only when the subcommand runs, so that the command
+answers at once and `--help` needs none of the heavy libraries. Knows nothing about what the jobs do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["COMMANDS", "Command", "build_parser", "main"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand.
+
+    Attributes
+    ----------
+    name
+        As typed.
+    summary
+        One line for `--help`.
+    module
+        Holds ``add_arguments(parser) -> None`` and ``run(options: argparse.Namespace) -> int`` (the exit
+        code); the module itself stays light, heavy imports belong inside `run`.
+    """
+
+    name: str
+    summary: str
+    module: str
+
+
+COMMANDS = (Command("lab", "train a tiny policy end to end on this machine", "analysis.lab.command"),)
+"""Every subcommand, in the order of `--help`."""
+
+
+def build_parser(commands: Sequence[Command] | None = None) -> argparse.ArgumentParser:
+    """Build the parser of all subcommands; each leaves its `Command` in the namespace as `command`."""
+    parser = argparse.ArgumentParser(prog="workbench", description="Drive and explore rollout runs.")
+    subparsers = parser.add_subparsers(title="jobs", required=True, metavar="JOB")
+    for command in COMMANDS if commands is None else commands:
+        sub = subparsers.add_parser(
+            command.name, help=command.summary, description=f"{command.summary.capitalize()}."
+        )
+        importlib.import_module(command.module).add_arguments(sub)
+        sub.set_defaults(command=command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Parameters
+    ----------
+    argv
+        Arguments without the program's name; the process's own if None.
+
+    Returns
+    -------
+    int
+        Exit code: 0 for success, 128 plus the signal's number after an interruption, else what the job says.
+    """
+    try:
+        options = build_parser().parse_args(argv)
+        return int(importlib.import_module(options.command.module).run(options))
+    except KeyboardInterrupt as interruption:
+        # A job that holds resources handles its own interruption; this one came before it could, or after it
+        # was done.
+        print("interrupted", file=sys.stderr)
+        return int(getattr(interruption, "exit_code", 128 + signal.SIGINT))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

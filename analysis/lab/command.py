@@ -1,0 +1,103 @@
+"""`workbench lab`: options of the embedded run, and how its end becomes an exit code.
+
+The first line appears before anything heavy is imported, and from that moment Ctrl-C ends the run in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from analysis.errors import AnalysisError
+from analysis.lab.interrupts import Interrupted, Interrupts
+from analysis.lab.progress import Progress
+from analysis.lab.run_folder import RunFolder
+from analysis.lab.settings import LabSettings
+from slime_bridge.errors import BridgeError
+
+__all__ = ["add_arguments", "run", "settings_from"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `workbench lab`."""
+    defaults = LabSettings()
+    parser.add_argument(
+        "--seed", type=int, default=defaults.seed, help="decides everything random (default: %(default)s)"
+    )
+    parser.add_argument("--rollouts", type=int, help=f"training rollouts (default: {defaults.rollouts})")
+    parser.add_argument(
+        "--out", type=Path, help="run folder, new or empty (default: runs/lab-<time>-seed<N>)"
+    )
+    parser.add_argument(
+        "--fast", action="store_true", help="a smaller run that only shows that everything works"
+    )
+
+
+def settings_from(options: argparse.Namespace) -> LabSettings:
+    """Build the settings from parsed options.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range; the message names it.
+    """
+    settings = LabSettings(seed=options.seed)
+    if options.fast:
+        settings = settings.faster()
+    if options.rollouts is not None:
+        settings = settings.with_rollouts(options.rollouts)
+    return settings
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the lab.
+
+    Returns
+    -------
+    int
+        0, 128 plus a signal's number after an interruption, 2 for unusable options, 1 after a failure.
+    """
+    progress = Progress(sys.stdout)
+    with Interrupts(
+        on_repeat=lambda: progress.note("still stopping; this takes a few seconds")
+    ) as interrupts:
+        try:
+            settings = settings_from(options)
+            folder = RunFolder(_new_folder(options.out, settings.seed))
+        except (ValueError, OSError) as error:
+            sys.stderr.write(f"workbench lab: {error}\n")
+            return 2
+        try:
+            progress.stage(f"run folder {folder.root}")
+            from analysis.lab.run import (
+                run_lab,
+            )  # here, so that the line above appears before PyTorch is loaded
+
+            run_lab(settings, folder, progress=progress, interrupts=interrupts)
+        except (
+            BaseException
+        ) as error:  # whatever ends the run, Ctrl-C included, becomes a message and an exit code
+            interrupts.begin_ending()
+            progress.close()
+            return _report(interrupts.cause(error), folder, progress)
+    return 0
+
+
+def _report(error: BaseException, folder: RunFolder, progress: Progress) -> int:
+    if isinstance(error, Interrupted):
+        progress.note(f"stopped by {error}; what was finished is in {folder.root}")
+        return error.exit_code
+    if not isinstance(error, BridgeError | AnalysisError):
+        raise error
+    progress.note(f"failed: {error}\nlogs are in {folder.logs}; what was finished is in {folder.root}")
+    return 1
+
+
+def _new_folder(wanted: Path | None, seed: int) -> Path:
+    folder = wanted or Path("runs") / f"lab-{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not an empty folder; name another one with --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder.resolve()
