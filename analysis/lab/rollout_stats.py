@@ -7,6 +7,7 @@ counted by themselves. Knows nothing about where the samples came from.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +17,12 @@ from slime_bridge.sample_view import (
     is_failed,
     polar_metadata,
     reward_value,
+    status_name,
     trainable_tokens,
     trajectory_of,
 )
 
-__all__ = ["SessionView", "interval", "mean_and_error", "rollout_statistics", "sessions_of"]
+__all__ = ["SessionView", "endings", "interval", "mean_and_error", "rollout_statistics", "sessions_of"]
 
 
 @dataclass
@@ -41,6 +43,9 @@ class SessionView:
         Sum over its samples; updates between submission and delivery (NaN where unknown).
     oldest_version
         Oldest weight version among its sampled tokens, as the engine counts; NaN where unknown.
+    ending
+        How it ended, in one word: Polar's session status in lower case, ``truncated`` for a completed session
+        that reached a length limit, else the sample's own status.
     """
 
     group: Hashable
@@ -51,6 +56,7 @@ class SessionView:
     trainable_tokens: int = 0
     staleness: float = math.nan
     oldest_version: float = math.nan
+    ending: str = ""
 
 
 def sessions_of(samples: Sequence[Any], *, reward_key: str | None = None) -> list[SessionView]:
@@ -74,6 +80,7 @@ def sessions_of(samples: Sequence[Any], *, reward_key: str | None = None) -> lis
         session.oldest_version = min(
             (v for v in [session.oldest_version, *versions] if not math.isnan(v)), default=math.nan
         )
+        session.ending = _ending(sample, session.ending)
         tokens = 0 if is_failed(sample) else trainable_tokens(sample)
         if tokens > 0:
             session.usable = True
@@ -118,9 +125,15 @@ def interval(mean: float, error: float) -> tuple[float, float]:
     return mean - 1.96 * error, mean + 1.96 * error
 
 
+def endings(sessions: Iterable[SessionView]) -> dict[str, int]:
+    """Count sessions by how they ended, the most frequent ending first."""
+    counts = Counter(session.ending or "unknown" for session in sessions)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
 def rollout_statistics(
     samples: Sequence[Any], *, reward_key: str | None = None, engine_version: int | None = None
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Summarise one rollout's samples.
 
     Parameters
@@ -137,7 +150,8 @@ def rollout_statistics(
     dict
         ``lab/reward_mean`` and ``lab/reward_stderr`` over usable sessions, ``lab/sessions``,
         ``lab/usable_sessions``, ``lab/groups``, ``lab/trainable_tokens``, and ``lab/lag_{mean,min,max}`` and
-        ``lab/token_lag_mean`` in updates over usable sessions.
+        ``lab/token_lag_mean`` in updates over usable sessions; and ``lab/endings``, a mapping from endings to
+        numbers of sessions.
     """
     sessions = sessions_of(samples, reward_key=reward_key)
     usable = [session for session in sessions if session.usable]
@@ -159,7 +173,15 @@ def rollout_statistics(
         "lab/lag_min": min(lags, default=math.nan),
         "lab/lag_max": max(lags, default=math.nan),
         "lab/token_lag_mean": _mean(token_lags),
+        "lab/endings": endings(sessions),
     }
+
+
+def _ending(sample: Any, before: str) -> str:
+    status = str(polar_metadata(sample).get("session_status") or status_name(sample) or before).lower()
+    # One trace at its length limit makes the session a truncated one.
+    cut = status == "completed" and (status_name(sample) == "truncated" or before == "truncated")
+    return "truncated" if cut else status
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -31,8 +31,8 @@ class Summary:
         Mean held-out reward; NaN without an evaluation.
     accepted, rejected
         Groups delivered to the trainer, and rejected ones by reason.
-    sessions_unusable
-        Sessions of delivered groups that had nothing to train on, by reason.
+    endings
+        Sessions of delivered groups by how they ended.
     lag_mean, lag_max
         Updates between submission and delivery, over usable sessions.
     token_lag_mean
@@ -50,7 +50,7 @@ class Summary:
     eval_after: float
     accepted: int
     rejected: Mapping[str, int] = field(default_factory=dict)
-    sessions_unusable: Mapping[str, int] = field(default_factory=dict)
+    endings: Mapping[str, int] = field(default_factory=dict)
     lag_mean: float = math.nan
     lag_max: float = math.nan
     token_lag_mean: float = math.nan
@@ -87,7 +87,7 @@ def summarise(
         eval_after=_number(evaluations[-1], "lab/reward_mean") if len(evaluations) > 1 else math.nan,
         accepted=int(sum(_known([_number(record, "lab/groups") for record in rollouts]))),
         rejected=dict(sorted(rejected.items(), key=lambda item: (-item[1], item[0]))),
-        sessions_unusable=_unusable(rollouts),
+        endings=_endings(rollouts),
         lag_mean=_weighted([_number(record, "lab/lag_mean") for record in rollouts], sessions),
         lag_max=max(_known([_number(record, "lab/lag_max") for record in rollouts]), default=math.nan),
         token_lag_mean=_weighted([_number(record, "lab/token_lag_mean") for record in rollouts], sessions),
@@ -107,7 +107,7 @@ def format_summary(summary: Summary, captures: Sequence[CaptureReport] = ()) -> 
         ("held-out reward, after", _text(summary.eval_after)),
         ("groups accepted", f"{summary.accepted}"),
         ("groups rejected", _counts(summary.rejected)),
-        ("sessions unusable in accepted", _counts(summary.sessions_unusable)),
+        ("sessions in accepted groups", _counts(summary.endings)),
         ("policy lag, mean / max", f"{_text(summary.lag_mean, 2)} / {_text(summary.lag_max, 0)}"),
         ("policy lag of oldest token, mean", _text(summary.token_lag_mean, 2)),
         ("wall time", duration(summary.wall_seconds) if math.isfinite(summary.wall_seconds) else "-"),
@@ -145,12 +145,12 @@ def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(v * w for v, w in pairs) / total if total else math.nan
 
 
-def _unusable(rollouts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Sum the per-reason counts that the run wrote beside each rollout."""
+def _endings(rollouts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Sum the counts that the run wrote beside each rollout."""
     counts: Counter[str] = Counter()
     for record in rollouts:
-        for reason, count in (record.get("lab/unusable") or {}).items():
-            counts[reason] += int(count)
+        for ending, count in (record.get("lab/endings") or {}).items():
+            counts[ending] += int(count)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 

@@ -99,3 +99,23 @@ def test_error_of_the_mean_in_edge_cases() -> None:
     assert mean == 0.5
     assert math.isnan(error)
     assert interval(0.5, 0.1) == pytest.approx((0.304, 0.696))
+
+
+def test_endings_tell_how_sessions_ended() -> None:
+    """Polar's status in one word; a completed session with a cut trace counts as truncated, once."""
+
+    def ended(trajectory: int, polar: str | None, own: str) -> dict[str, Any]:
+        metadata = {"polar": {"session_status": polar}} if polar else {}
+        return _sample(0, trajectory, 1.0, status=own, metadata=metadata)
+
+    samples = [
+        ended(0, "COMPLETED", "completed"),
+        ended(1, "COMPLETED", "truncated"),
+        ended(1, "COMPLETED", "completed"),
+        ended(2, "TIMEOUT", "aborted"),
+        ended(3, "ERROR", "failed"),
+        ended(4, "ERROR", "failed"),
+        ended(5, None, "completed"),
+    ]
+    numbers = rollout_statistics(samples, reward_key="score")
+    assert numbers["lab/endings"] == {"completed": 2, "error": 2, "timeout": 1, "truncated": 1}
