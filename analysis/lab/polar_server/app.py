@@ -128,7 +128,7 @@ def _known_task(services: Services, task_id: str) -> TaskRecord:
 
 
 def _refuse_conflicts(services: Services, request: TaskRequest) -> None:
-    """Answer 409 for a task that runs, that was cancelled ahead of its submit, or that a script wants refused."""
+    """Answer 409 for a task that runs, was cancelled ahead of its submit, or that a script wants refused."""
     state, engine = services.runner.state, services.runner.engine
     known = state.tasks.get(request.task_id)
     if known is not None and known.status in ("running", "cancelling"):

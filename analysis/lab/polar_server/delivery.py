@@ -1,4 +1,4 @@
-"""Posts task results to callback URLs: one attempt, 10 s, no retry, as Polar does; or as a fault script wants it."""
+"""Posts task results to callback URLs: once, within 10 s, as Polar does; or as a fault script wants it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _DROPPED = frozenset({"callback_lost", "callback_foreign_only"})
 class CallbackRecord:
     """One POST to a callback URL.
 
-    `kind` is ``result`` for the true body, else the fault kind. `status` is None when there was no answer, and `error` then
-    says why.
+    `kind` is ``result`` for the true body, else the fault kind. `status` is None when there was no answer,
+    and `error` then says why.
     """
 
     task_id: str
@@ -93,7 +93,7 @@ class CallbackSender:
         self, record: TaskRecord, url: str, body: bytes, kind: str, *, seconds: float = 0.0
     ) -> None:
         if self._client is None:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
             self._client = httpx.AsyncClient(timeout=CALLBACK_TIMEOUT, trust_env=False, limits=limits)
         headers = {"Content-Type": "application/json"}
         content: bytes | AsyncIterator[bytes] = body
@@ -122,8 +122,9 @@ class CallbackSender:
         except OSError as problem:
             error = str(problem)
         else:
-            head = f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[: len(body) // 2])
+            head = f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body[: len(body) // 2])
             try:
                 await asyncio.wait_for(writer.drain(), CALLBACK_TIMEOUT)
             except (OSError, TimeoutError) as problem:

@@ -1,4 +1,4 @@
-"""Server-sent events in Polar's framing: one ``data:`` line of JSON per message, no event names, no replay."""
+"""Server-sent events in Polar's framing: one ``data:`` line of JSON per message, no names, no replay."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EventHub:
             subscriber.put(frame)
 
     async def stream(self, *, ping_seconds: float = PING_SECONDS) -> AsyncIterator[bytes]:
-        """Yield frames: ``hello`` first, then events, with a ``ping`` after each `ping_seconds` of silence."""
+        """Yield frames: ``hello``, then events, with a ``ping`` after each `ping_seconds` of silence."""
         subscriber = _Subscriber()
         self._subscribers.add(subscriber)
         try:

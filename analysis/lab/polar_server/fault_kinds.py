@@ -1,4 +1,4 @@
-"""The catalogue of faults that the Polar-compatible server can play: name, where it acts, and what it does."""
+"""The faults that the Polar-compatible server can play: name, where each acts, and what it does."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Scope = Literal["connection", "request", "server", "task", "callback", "session"
 class FaultKind:
     """One kind of fault.
 
-    `scope` says where it acts: on a TCP connection, an HTTP request, the whole server, one task, the delivery of a
-    task's result, or one session's result.
+    `scope` says where it acts: on a TCP connection, an HTTP request, the whole server, one task, the
+    delivery of a task's result, or one session's result.
     """
 
     name: str
@@ -70,7 +70,7 @@ KINDS: dict[str, FaultKind] = {
         callback_malformed="send a broken body; `value`: text, truncated, list, empty, null or not_utf8",
         callback_status_shape="send the callback in the shape of a task status",
         callback_running="send a task status that still says `running` and holds no session",
-        callback_forged="before the true one, post a body whose rewards are all `value` (default 999) to a guessed path",
+        callback_forged="first post a body with all rewards `value` (default 999) to a guessed path",
         callback_forged_inside="as `callback_forged`, but to the true callback URL",
         callback_foreign="before the true one, post another task's result to this callback URL",
         callback_foreign_only="post only another task's result to this callback URL",

@@ -1,9 +1,10 @@
 """Fault scripts: which faults the Polar-compatible server plays, when, and how often; deterministic by seed.
 
-A script is a list of `Fault` rules. Every hook of the server asks the `FaultEngine` which rules fire for a *subject*
-(a task, one of its sessions, a request, a connection). A rule fires when all its conditions hold; `skip`, `times` and
-`probability` then thin it out. Chance is a hash of the seed, the rule and the subject's identity, never of time or
-arrival order: a task is identified by its instruction and by how often that instruction was submitted before.
+A script is a list of `Fault` rules. Every hook of the server asks the `FaultEngine` which rules fire for a
+*subject* (a task, one of its sessions, a request, a connection). A rule fires when all its conditions hold;
+`skip`, `times` and `probability` then thin it out. Chance is a hash of the seed, the rule and the subject's
+identity, never of time or arrival order: a task is identified by its instruction and by how often that
+instruction was submitted before.
 
 Examples
 --------
@@ -56,9 +57,9 @@ ROUTES: dict[str, tuple[str, str]] = {
 class Subject:
     """What a hook asks about: only the fields that it knows are set.
 
-    `ordinal` counts task ids in the order in which submits first named them, `attempt` the earlier submits of the same
-    instruction under other task ids, `event` the earlier requests of this method about the same task (else to the same
-    server) or the earlier connections.
+    `ordinal` counts task ids in the order in which submits first named them, `attempt` the earlier submits
+    of the same instruction under other task ids, `event` the earlier requests of this method about the same
+    task (else to the same server) or the earlier connections.
     """
 
     server: str = "rollout"
@@ -88,7 +89,8 @@ class Fault:
     kind
         A name from `analysis.lab.polar_server.fault_kinds.KINDS`.
     tasks, attempts, sessions
-        Ordinals of tasks (order of first submit, from 0), of submits of the same instruction, and of sessions.
+        Ordinals of tasks (order of first submit, from 0), of submits of the same instruction, and of
+        sessions.
     instruction, task_id, path
         Regular expressions that are searched in the subject's text.
     on, method, server

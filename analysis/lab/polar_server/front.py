@@ -1,7 +1,8 @@
 """A listening socket in front of uvicorn's HTTP protocol, with faults at the level of TCP connections.
 
-Accepted connections are handed to uvicorn's own protocol class, so that ordinary traffic is uvicorn's. The port can refuse
-connections and listen again: while it refuses, a socket that is bound but does not listen keeps the port for us.
+Accepted connections are handed to uvicorn's own protocol class, so that ordinary traffic is uvicorn's. The
+port can refuse connections and listen again: while it refuses, a socket that is bound but does not listen
+keeps the port for us.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Front:
         self._cut_all()
 
     async def close(self, *, grace: float = 0.0) -> None:
-        """Stop listening, give requests `grace` seconds to end, then cut and cancel what is left; frees the port."""
+        """Stop listening, give requests `grace` seconds, then cut and cancel the rest; frees the port."""
         await self.refuse_new(grace)
         self._cut_all()
         tasks = list(self._state.tasks)
@@ -154,7 +155,7 @@ class Front:
 
     def abort(self, client: tuple[str, int] | None) -> None:
         """Reset the connection that comes from `client`, as ASGI's ``scope["client"]`` names it."""
-        transport = self._clients.pop(tuple(client), None) if client is not None else None
+        transport = self._clients.pop((client[0], client[1]), None) if client is not None else None
         if transport is not None:
             _set_reset(transport.get_extra_info("socket"))
             transport.abort()

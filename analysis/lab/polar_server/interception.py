@@ -24,9 +24,11 @@ _SUBMIT_PATH = "/rollout/task/submit"
 
 @dataclass
 class RequestRecord:
-    """One request as the server saw it; `status` is None until (or unless) it is answered, `faults` names what was played.
+    """One request as the server saw it.
 
-    `time` is `time.monotonic` at arrival, `seconds` the time until the answer was complete. `body` is kept for submits.
+    `status` is None until (or unless) it is answered, `faults` names what was played.
+    `time` is `time.monotonic` at arrival, `seconds` the time until the answer was complete. `body` is kept
+    for submits.
     """
 
     server: str
@@ -55,7 +57,7 @@ class Controls(Protocol):
 
 
 class Interceptor:
-    """Wraps an ASGI application; `requests` is shared with whoever reads it from another thread (append only)."""
+    """Wraps an ASGI application; appends to `requests`, which other threads may read."""
 
     def __init__(
         self,
@@ -175,7 +177,7 @@ def _task_of(record: RequestRecord) -> tuple[str | None, str | None]:
 
 
 async def _read(receive: Receive) -> bytes:
-    chunks = []
+    chunks: list[bytes] = []
     while True:
         message = await receive()
         if message["type"] != "http.request":

@@ -1,7 +1,8 @@
 """Polar's wire types as pydantic models, so that a bad request gets the same 422 answer that Polar gives.
 
-The strictness is Polar's: unknown keys are dropped in requests and results, refused in `SessionTiming`, and kept in
-`CompletionRecord`. Results that this server produces itself are checked by `SessionResult` before they are shown.
+The strictness is Polar's: unknown keys are dropped in requests and results, refused in `SessionTiming`, and
+kept in `CompletionRecord`. Results that this server produces itself are checked by `SessionResult` before
+they are shown.
 """
 
 from __future__ import annotations
@@ -167,8 +168,9 @@ class EvaluatorSpec(StrategySpec):
 class TaskRequest(BaseModel):
     """Body of ``POST /rollout/task/submit``.
 
-    `timeout_seconds` is the execution budget of each session in seconds, counted from the start of INIT. Task ids that
-    could leave their folder or never be fetched again are refused, which the baseline does not do.
+    `timeout_seconds` is the execution budget of each session in seconds, counted from the start of INIT.
+    Task ids that could leave their folder or never be fetched again are refused, which the baseline does
+    not do.
     """
 
     task_id: str
@@ -230,7 +232,7 @@ class SessionTiming(BaseModel):
 
 
 class NewerSessionTiming(SessionTiming):
-    """`SessionTiming` with the stage times, counters and maps of newer gateways; still closed to unknown keys."""
+    """`SessionTiming` with the times, counters and maps of newer gateways; still closed to unknown keys."""
 
     rollout_dispatch_ms: float = 0.0
     rollout_result_wait_ms: float = 0.0
@@ -270,7 +272,8 @@ class NewerSessionTiming(SessionTiming):
 class Trace(BaseModel):
     """One training example: token arrays of one append-only run of model calls.
 
-    `loss_mask` is empty or as long as `response_ids`; `response_logprobs` is null or as long as `response_ids`.
+    `loss_mask` is empty or as long as `response_ids`; `response_logprobs` is null or as long as
+    `response_ids`.
     """
 
     prompt_ids: list[int] = Field(default_factory=list)

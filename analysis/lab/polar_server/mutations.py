@@ -1,7 +1,7 @@
 """Session faults: turn a good session result into the broken one that a fault rule asks for.
 
-Each function changes the wire form in place; the caller encodes it afterwards. Rules that put non-finite numbers in ask for
-the literal encoding with `needs_literal_nan`.
+Each function changes the wire form in place; the caller encodes it afterwards. Rules that put non-finite
+numbers in ask for the literal encoding with `needs_literal_nan`.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class ResultStore:
     def write_completion(self, record: dict[str, Any], *, task_id: str, session_id: str) -> str | None:
         """Write one captured model call under its next number; return its path.
 
-        `record` has the keys of the live form (``request``); the file says ``transformed_request`` and carries
-        ``__written_at``. Bare NaN is possible in these files, as in Polar's.
+        `record` has the keys of the live form (``request``); the file says ``transformed_request`` and
+        carries ``__written_at``. Bare NaN is possible in these files, as in Polar's.
         """
         if self.save_dir is None:
             return None
@@ -100,7 +100,10 @@ def stored_form(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def approximate_size(value: Any) -> int:
-    """Return Polar's size estimate: UTF-8 length of strings, 16 per number or boolean, 0 for null, sums for containers."""
+    """Return Polar's size estimate in bytes.
+
+    UTF-8 length for strings, 16 per number or boolean, 0 for null, sums for containers.
+    """
     if isinstance(value, str):
         return len(value.encode("utf-8", "replace"))
     if value is None:

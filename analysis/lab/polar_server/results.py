@@ -26,7 +26,7 @@ def session_result(
     node_id: str | None = None,
     error: str | None = None,
 ) -> dict[str, Any]:
-    """Return a session result in Polar's key order; its status is the trajectory's, its error falls back to it."""
+    """Return a session result in Polar's key order; its status and error are the trajectory's."""
     return {
         "session_id": session_id,
         "task_id": task_id,

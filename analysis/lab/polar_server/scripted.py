@@ -16,8 +16,8 @@ from analysis.lab.polar_server.synthetic import SessionIdentity, synthetic_resul
 class ScriptedSessions:
     """Session source that plays the profile of the engine's script.
 
-    `weight_version` is the policy version that turns claim to be served by when the task's metadata does not say; it may be
-    changed at any time.
+    `weight_version` is the policy version that turns claim to be served by when the task's metadata does
+    not say; it may be changed at any time.
     """
 
     def __init__(self, engine: FaultEngine, hub: EventHub, node_ids: Sequence[str]) -> None:

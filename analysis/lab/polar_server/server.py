@@ -1,4 +1,4 @@
-"""Puts the pieces of one Polar-compatible deployment together: rollout server, gateways, faults, and their sockets."""
+"""One Polar-compatible deployment: rollout server, gateways, faults, and their sockets."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _timed(fault: Fault) -> bool:
 
 
 def _with_single_outages(script: FaultScript) -> FaultScript:
-    """Let outages and restarts happen once unless the script says how often; timed ones never fire on requests."""
+    """Let outages and restarts happen once unless the script says how often."""
     faults = []
     for fault in script.faults:
         if fault.kind in _SERVER_KINDS and fault.times is None:

@@ -88,7 +88,7 @@ class TaskRunner:
         """Create a running record in place of an older one with this id, and start its sessions."""
         subject = self.engine.task_subject(request.task_id, request.instruction)
         record = TaskRecord(request, ordinal=subject.ordinal or 0, attempt=subject.attempt or 0)
-        record.runs_before = sum(older.task_id == request.task_id for older in self.state.history)
+        record.runs_before = self.state.runs[request.task_id]
         run = _Run(record, subject, self.engine.fire(_TASK_KINDS, subject))
         record.sessions = [
             SessionRecord(self.source.session_id(record, index), record.task_id, index)
@@ -105,6 +105,7 @@ class TaskRunner:
             num_samples=request.num_samples,
         )
         self._runs[id(record)] = run
+        self.state.max_running_tasks = max(self.state.max_running_tasks, len(self._runs))
         run.main = self._spawn(self._run(run))
         forgotten = run.fault("task_forgotten")
         if forgotten is not None:

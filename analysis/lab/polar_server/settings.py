@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """One gateway node: its id, worker counts per stage, and how long the sandbox takes to prepare, in seconds."""
+    """One gateway node: id, address, workers per stage, engine, and seconds to prepare a sandbox."""
 
     node_id: str = "node-1"
     host: str = "127.0.0.1"

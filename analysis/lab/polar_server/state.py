@@ -1,7 +1,7 @@
 """What a rollout server keeps in memory: tasks, their sessions, and the JSON bodies that it shows of them.
 
-Bodies are assembled from each session's own encoded bytes, so that a result is encoded once however often it is read, and
-so that a fault can put any bytes into it.
+Bodies are assembled from each session's own encoded bytes, so that a result is encoded once however often
+it is read, and so that a fault can put any bytes into it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import math
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +23,8 @@ from analysis.lab.polar_server.models import TaskRequest
 def encode(value: Any, *, literal_nan: bool = False) -> bytes:
     """Encode `value` as compact JSON.
 
-    Non-finite numbers become null, as Polar writes them; with `literal_nan` they become the bare literals ``NaN`` and
-    ``Infinity``. Lone surrogates are kept as escapes.
+    Non-finite numbers become null, as Polar writes them; with `literal_nan` they become the bare literals
+    ``NaN`` and ``Infinity``. Lone surrogates are kept as escapes.
     """
     if not literal_nan:
         try:
@@ -55,8 +56,8 @@ def new_session_id(seed: int | None = None) -> str:
 class SessionRecord:
     """One session of a task.
 
-    `result` is the wire form once the session is terminal, `body` its JSON. `seconds` is how long a scripted session
-    takes; `index` the position among the task's samples.
+    `result` is the wire form once the session is terminal, `body` its JSON; `index` is the position among
+    the task's samples. `hidden` keeps the session out of the task's bodies, for fault scripts.
     """
 
     session_id: str
@@ -67,7 +68,6 @@ class SessionRecord:
     result: dict[str, Any] | None = None
     body: bytes | None = None
     path: str | None = None
-    seed: int = 0
     hidden: bool = False
     created_at: float = field(default_factory=time.time)
 
@@ -90,7 +90,7 @@ class SessionRecord:
 
     @property
     def usable(self) -> bool:
-        """Whether the session is COMPLETED with a trace that has prompt ids, response ids and a mask that is not all 0."""
+        """Whether the session is COMPLETED with a trace that has both id lists and a non-zero mask."""
         if self.status != "COMPLETED" or self.result is None:
             return False
         traces = (self.result.get("trajectory") or {}).get("traces") or []
@@ -109,8 +109,9 @@ def _number(value: Any) -> float | None:
 class TaskRecord:
     """One task as the server knows it.
 
-    `sessions` is in creation order, `finished` in completion order. `shown_id` is the task id that bodies carry, and
-    `extra_fields` is put into them, both for fault scripts. `runs_before` counts earlier runs of the same id, `forgotten` marks a record that the server lost.
+    `sessions` is in creation order, `finished` in completion order. `shown_id` is the task id that bodies
+    carry, and `extra_fields` is put into them, both for fault scripts. `runs_before` counts earlier runs of
+    the same id, `forgotten` marks a record that the server lost.
     """
 
     request: TaskRequest
@@ -145,7 +146,7 @@ class TaskRecord:
         return len(self.finished)
 
     def bodies(self) -> list[bytes]:
-        """Return the sessions' JSON: completion order while running, creation order after the task completed."""
+        """Return the sessions' JSON: in completion order while running, in creation order afterwards."""
         order: Iterable[SessionRecord] = self.finished
         if self.reordered:
             order = (session for session in self.sessions if session.terminal)
@@ -197,7 +198,7 @@ class TaskRecord:
         }
 
     def session_entries(self) -> list[dict[str, Any]]:
-        """Return the entries of ``GET /tasks/{id}/sessions``: finished sessions only, as the baseline does."""
+        """Return the entries of ``GET /tasks/{id}/sessions``: finished sessions only."""
         return [
             {
                 "session_id": session.session_id,
@@ -226,13 +227,15 @@ def _mean(values: list[Any]) -> float | None:
 class ServerState:
     """All tasks since the process started, and the counts that tests ask about.
 
-    `history` also holds records that were replaced or forgotten; it lives outside the simulated process memory.
+    `history` also holds records that were replaced or forgotten, `runs` counts them by id; both live outside the simulated process
+    memory.
     """
 
     tasks: dict[str, TaskRecord] = field(default_factory=dict)
     tombstones: dict[str, float] = field(default_factory=dict)
     history: list[TaskRecord] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    runs: Counter[str] = field(default_factory=Counter)
     running_sessions: int = 0
     max_running_sessions: int = 0
     max_running_tasks: int = 0
@@ -250,8 +253,7 @@ class ServerState:
         """Put a new record in place of an older one with the same id."""
         self.tasks[record.task_id] = record
         self.history.append(record)
-        running = sum(task.status == "running" for task in self.tasks.values())
-        self.max_running_tasks = max(self.max_running_tasks, running)
+        self.runs[record.task_id] += 1
 
     def session_started(self) -> None:
         """Count a session that began, for the high-water mark."""

@@ -1,15 +1,18 @@
-"""Synthetic session results: random but seeded tokens, logprobs, masks, messages and rewards in the shape Polar gives.
+"""Synthetic session results: random but seeded tokens, logprobs, masks, messages and rewards.
 
-The arrays are consistent: masks and logprobs are aligned, sampled tokens have mask 1 and a finite logprob at most 0,
-interstitial tokens have mask 0 and logprob 0.0, and the last sampled token of a turn is the end-of-turn token.
+The arrays are consistent: masks and logprobs are aligned, sampled tokens have mask 1 and a finite logprob
+at most 0, interstitial tokens have mask 0 and logprob 0.0, and the last sampled token of a turn is the
+end-of-turn token.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +22,9 @@ END_OF_TURN_TOKEN = 2
 """Token id that closes every synthetic turn."""
 
 _FIRST_TOKEN = 10
+_POOL_SIZE = 1 << 16
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,8 @@ class SessionProfile:
     vocab_size
         Token ids are below it.
     reward
-        ``"bernoulli"`` (0.0 or 1.0 with `success_rate`), ``"normal"``, a number, None for a null reward, or a function
-        of `SessionInfo`.
+        ``"bernoulli"`` (0.0 or 1.0 with `success_rate`), ``"normal"``, a number, None for a null reward, or
+        a function of `SessionInfo`.
     duration
         Seconds that a session takes: a number or a `Lognormal`.
     extra_text
@@ -81,21 +87,22 @@ class SessionProfile:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SessionProfile:
-        """Build a profile from plain data; ``duration`` may be a mapping for `Lognormal`, a list is a range."""
+        """Build a profile from plain data: a mapping for `Lognormal`, a list for a range."""
         known = {item.name for item in fields(cls)}
         unknown = set(data) - known
         if unknown:
             raise ValueError(f"unknown keys in the session profile: {sorted(unknown)}")
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-        if isinstance(values.get("duration"), Mapping):
-            values["duration"] = Lognormal(**values["duration"])
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        duration = values.get("duration")
+        if isinstance(duration, Mapping):
+            values["duration"] = Lognormal(**duration)
         return cls(**values)
 
     def seconds(self, seed: int) -> float:
         """Return the duration of the session with this seed."""
         if not isinstance(self.duration, Lognormal):
             return float(self.duration)
-        draw = np.random.default_rng([seed & 0xFFFFFFFF, seed >> 32, 1]).standard_normal()
+        draw = random.Random(seed ^ 1).gauss(0.0, 1.0)
         return min(self.duration.maximum, self.duration.median * math.exp(self.duration.sigma * draw))
 
 
@@ -114,14 +121,51 @@ class SessionIdentity:
     weight_version: int
 
 
-def _draw(rng: np.random.Generator, wanted: Range) -> int:
-    if isinstance(wanted, int):
-        return wanted
-    return int(rng.integers(wanted[0], wanted[1] + 1))
+class _Draws:
+    """Cheap seeded draws for one session: numbers from a generator, arrays as slices of a shared pool."""
+
+    def __init__(self, pool: _Pool, seed: int) -> None:
+        self._pool = pool
+        self._random = random.Random(seed)
+
+    def number(self, wanted: Range) -> int:
+        if isinstance(wanted, int):
+            return wanted
+        return self._random.randint(*wanted)
+
+    def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
+        return self._random.uniform(low, high)
+
+    def normal(self) -> float:
+        return self._random.gauss(0.0, 1.0)
+
+    def tokens(self, count: int) -> list[int]:
+        return _slice(self._pool.tokens, self._random.getrandbits(30), count)
+
+    def logprobs(self, count: int) -> list[float]:
+        return _slice(self._pool.logprobs, self._random.getrandbits(30), count)
 
 
-def _tokens(rng: np.random.Generator, count: int, vocab_size: int) -> list[int]:
-    return rng.integers(_FIRST_TOKEN, max(vocab_size, _FIRST_TOKEN + 1), size=count).tolist()
+@dataclass(frozen=True)
+class _Pool:
+    tokens: list[int]
+    logprobs: list[float]
+
+
+@functools.lru_cache(maxsize=8)
+def _pool(vocab_size: int) -> _Pool:
+    rng = np.random.default_rng(vocab_size)
+    tokens = rng.integers(_FIRST_TOKEN, max(vocab_size, _FIRST_TOKEN + 1), size=_POOL_SIZE).tolist()
+    logprobs = (-rng.exponential(0.6, size=_POOL_SIZE)).round(6).tolist()
+    return _Pool(tokens, logprobs)
+
+
+def _slice(pool: list[T], offset: int, count: int) -> list[T]:
+    offset %= len(pool)
+    taken = pool[offset : offset + count]
+    while len(taken) < count:
+        taken += pool[: count - len(taken)]
+    return taken
 
 
 @dataclass
@@ -140,20 +184,20 @@ def synthetic_result(profile: SessionProfile, who: SessionIdentity, seed: int) -
 
     The same `profile`, names and `seed` give the same result.
     """
-    rng = np.random.default_rng([seed & 0xFFFFFFFF, seed >> 32])
-    prompt = _tokens(rng, _draw(rng, profile.prompt_tokens), profile.vocab_size)
-    count = max(1, _draw(rng, profile.turns))
-    turns = [_turn(profile, who, rng, number, last=number == count - 1) for number in range(count)]
+    draws = _Draws(_pool(profile.vocab_size), seed)
+    prompt = draws.tokens(draws.number(profile.prompt_tokens))
+    count = max(1, draws.number(profile.turns))
+    turns = [_turn(profile, who, draws, number, last=number == count - 1) for number in range(count)]
     question = {"role": "user", "content": who.instruction}
     traces = (
         _separate(prompt, question, turns) if profile.separate_traces else [_merged(prompt, question, turns)]
     )
-    reward = _reward(profile, who, rng, seed)
+    reward = _reward(profile, who, draws, seed)
     for trace in traces:
         trace["reward"] = reward
         trace["metadata"] = {**turns[0].metadata, "completion_metadata": trace.pop("_metadata")}
     metadata = _trajectory_metadata(profile, who, count, traces, reward)
-    milliseconds = rng.uniform(0.5, 5.0, size=4).round(3).tolist()
+    milliseconds = [round(draws.uniform(0.5, 5.0), 3) for _ in range(4)]
     return {
         "session_id": who.session_id,
         "task_id": who.task_id,
@@ -168,13 +212,11 @@ def synthetic_result(profile: SessionProfile, who: SessionIdentity, seed: int) -
     }
 
 
-def _turn(
-    profile: SessionProfile, who: SessionIdentity, rng: np.random.Generator, number: int, *, last: bool
-) -> _Turn:
-    interstitial = _tokens(rng, _draw(rng, profile.tool_tokens), profile.vocab_size) if number else []
-    length = max(1, _draw(rng, profile.turn_tokens))
-    sampled = [*_tokens(rng, length - 1, profile.vocab_size), END_OF_TURN_TOKEN]
-    logprobs = (-rng.exponential(0.6, size=length)).round(6).tolist()
+def _turn(profile: SessionProfile, who: SessionIdentity, draws: _Draws, number: int, *, last: bool) -> _Turn:
+    interstitial = draws.tokens(draws.number(profile.tool_tokens)) if number else []
+    length = max(1, draws.number(profile.turn_tokens))
+    sampled = [*draws.tokens(length - 1), END_OF_TURN_TOKEN]
+    logprobs = draws.logprobs(length)
     messages: list[dict[str, Any]] = []
     if number:
         messages.append(
@@ -182,7 +224,7 @@ def _turn(
         )
     if last:
         filler = " " + "x" * profile.extra_text if profile.extra_text else ""
-        messages.append({"role": "assistant", "content": f"Answer: {int(rng.integers(0, 10))}{filler}"})
+        messages.append({"role": "assistant", "content": f"Answer: {draws.number((0, 9))}{filler}"})
     else:
         call = {"name": "lookup", "arguments": f'{{"key": "{sampled[0]}"}}'}
         calls = [{"id": f"call_{number}", "type": "function", "function": call}]
@@ -236,16 +278,14 @@ def _separate(prompt: list[int], question: dict[str, Any], turns: list[_Turn]) -
     return traces
 
 
-def _reward(
-    profile: SessionProfile, who: SessionIdentity, rng: np.random.Generator, seed: int
-) -> float | None:
+def _reward(profile: SessionProfile, who: SessionIdentity, draws: _Draws, seed: int) -> float | None:
     if callable(profile.reward):
         info = SessionInfo(who.task_id, who.instruction, who.index, who.metadata, seed)
         return profile.reward(info)
     if profile.reward == "bernoulli":
-        return float(rng.random() < profile.success_rate)
+        return float(draws.uniform() < profile.success_rate)
     if profile.reward == "normal":
-        return round(float(rng.standard_normal()), 6)
+        return round(draws.normal(), 6)
     if isinstance(profile.reward, str):
         raise ValueError(
             f"unknown reward rule {profile.reward!r}; use 'bernoulli', 'normal', a number or None"

@@ -2,7 +2,8 @@
 
 Usage
 -----
-The plain case: every submitted task runs `num_samples` synthetic sessions at once, calls back once and answers polls::
+The plain case: every submitted task runs `num_samples` synthetic sessions at once, calls back once and
+answers polls::
 
     with serve_polar() as polar:
         httpx.post(f"{polar.url}/rollout/task/submit", json={
@@ -10,7 +11,8 @@ The plain case: every submitted task runs `num_samples` synthetic sessions at on
             "callback_url": "http://127.0.0.1:9000/token", "metadata": {"policy_version": 3}})
         polar.wait_until(lambda: polar.tasks["t-1"].status == "completed")
 
-With faults, all deterministic by the script's seed (`analysis.lab.polar_server.fault_kinds.KINDS` lists the kinds)::
+With faults, all deterministic by the script's seed (`analysis.lab.polar_server.fault_kinds.KINDS` lists the
+kinds)::
 
     script = FaultScript(seed=3, sessions=SessionProfile(duration=0.05, reward=1.0), faults=[
         Fault("callback_lost", tasks=[0, 2]),                   # by order of first submit
@@ -23,8 +25,9 @@ With faults, all deterministic by the script's seed (`analysis.lab.polar_server.
     with serve_polar(script=script) as polar: ...
 
 What a test can ask: `polar.requests`, `polar.submissions`, `polar.submits`, `polar.tasks`, `polar.history`,
-`polar.callbacks`, `polar.cancelled`, `polar.max_running_sessions`, `polar.fired`. What it can do: `forget_all`, `refuse`,
-`stop`, `restart`, `set_script`, `set_weight_version`, and `wait_until` to wait for any of it without sleeping.
+`polar.callbacks`, `polar.cancelled`, `polar.max_running_sessions`, `polar.fired`. What it can do:
+`forget_all`, `refuse`, `stop`, `restart`, `set_script`, `set_weight_version`, and `wait_until` to wait for
+any of it without sleeping.
 """
 
 from __future__ import annotations
@@ -181,7 +184,7 @@ class PolarHandle:
         self._call(self._refuse(seconds))
 
     def stop(self) -> None:
-        """Stop like a killed process: connections are cut and refused, all tasks are lost. `restart` brings it back."""
+        """Stop like a killed process, until `restart`: connections are cut and refused, all tasks lost."""
         self._call(self._stop_serving())
 
     def restart(self) -> None:
@@ -193,7 +196,7 @@ class PolarHandle:
         self._call(_now(lambda: self.server.set_script(script)))
 
     def set_weight_version(self, version: int | None) -> None:
-        """Let synthetic turns claim this weight version; None: the `policy_version` of each task's metadata."""
+        """Let synthetic turns claim this weight version; None: the task's own `policy_version`."""
         self.server.scripted.weight_version = version
 
     async def _refuse(self, seconds: float) -> None:
