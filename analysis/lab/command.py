@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     """
     progress = Progress(sys.stdout)
     with Interrupts(
-        on_repeat=lambda: progress.note("still stopping; this takes a few seconds")
+        on_wait=lambda: progress.note("still stopping; this takes a few seconds")
     ) as interrupts:
         try:
             settings = settings_from(options)
@@ -79,9 +79,9 @@ def run(options: argparse.Namespace) -> int:
         except (
             BaseException
         ) as error:  # whatever ends the run, Ctrl-C included, becomes a message and an exit code
-            interrupts.begin_ending()
-            progress.close()
-            return _report(interrupts.cause(error), folder, progress)
+            with interrupts.shielded():
+                progress.close()
+                return _report(interrupts.cause(error), folder, progress)
     return 0
 
 

@@ -9,7 +9,8 @@ it; it is bounded by its own deadlines.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -42,14 +43,14 @@ class Interrupts:
 
     Parameters
     ----------
-    on_repeat
-        Called, with no arguments, when another signal comes while the run is already ending.
+    on_wait
+        Called, with no arguments, when a signal comes during a shielded block.
     """
 
-    def __init__(self, on_repeat: Callable[[], object] | None = None) -> None:
+    def __init__(self, on_wait: Callable[[], object] | None = None) -> None:
         self.received: int | None = None
-        self._on_repeat = on_repeat
-        self._ending = False
+        self._on_wait = on_wait
+        self._shields = 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -68,12 +69,23 @@ class Interrupts:
 
     def check(self) -> None:
         """Raise `Interrupted` if a signal came and its exception got lost on the way."""
-        if self.received is not None and not self._ending:
+        if self.received is not None and not self._shields:
             raise Interrupted(self.received)
 
-    def begin_ending(self) -> None:
-        """Declare that the clean-up has begun: from here on signals are noted and do not raise."""
-        self._ending = True
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Let the block run to its end whatever signals come: for clean-up that has its own deadlines.
+
+        A signal that comes while nothing else is ending raises when the block is done.
+        """
+        before = self.received
+        self._shields += 1
+        try:
+            yield
+        finally:
+            self._shields -= 1
+        if before is None:
+            self.check()
 
     def cause(self, error: BaseException) -> BaseException:
         """Return `Interrupted` for an error that followed a signal, else the error itself."""
@@ -83,8 +95,8 @@ class Interrupts:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self.received = signum if self.received is None else self.received
-        if self._ending:
-            if self._on_repeat is not None:
-                self._on_repeat()
+        if self._shields:
+            if self._on_wait is not None:
+                self._on_wait()
             return
         raise Interrupted(self.received)

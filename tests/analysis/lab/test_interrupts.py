@@ -73,14 +73,40 @@ def test_an_error_after_a_signal_is_its_consequence() -> None:
 
 
 def test_clean_up_is_not_disturbed() -> None:
-    """Once the end has begun, more signals are only acknowledged."""
+    """Once the end has begun, more signals are only acknowledged, and the first one stays the cause."""
     repeats: list[int] = []
-    with Interrupts(on_repeat=lambda: repeats.append(1)) as interrupts:
+    with Interrupts(on_wait=lambda: repeats.append(1)) as interrupts:
         with pytest.raises(Interrupted):
             _send()
-        interrupts.begin_ending()
-        _send()
-        _send(signal.SIGTERM)
-        interrupts.check()
+        with interrupts.shielded():
+            _send()
+            _send(signal.SIGTERM)
+            interrupts.check()
         assert len(repeats) == 2
         assert interrupts.received == signal.SIGINT
+
+
+def test_a_signal_during_an_orderly_shutdown_is_not_forgotten() -> None:
+    """Ctrl-C while processes are being stopped after a good run still ends the rest of it, afterwards."""
+    done: list[str] = []
+
+    def shutdown(interrupts: Interrupts) -> None:
+        with interrupts.shielded():
+            _send()
+            done.append("stopped")
+
+    with Interrupts() as interrupts, pytest.raises(Interrupted):
+        shutdown(interrupts)
+    assert done == ["stopped"]
+
+
+def test_an_error_inside_the_shield_is_not_replaced() -> None:
+    """A clean-up that fails says so, even if a signal came meanwhile."""
+
+    def shutdown(interrupts: Interrupts) -> None:
+        with interrupts.shielded():
+            _send()
+            raise OSError("disk full")
+
+    with Interrupts() as interrupts, pytest.raises(OSError, match="disk full"):
+        shutdown(interrupts)
