@@ -14,7 +14,8 @@ from analysis.lab.run_log import run_logging
 def test_own_records_are_kept_and_warnings_are_shown(tmp_path: Path) -> None:
     """Information and warnings are in the file, only warnings on the screen, others' records in neither."""
     stream, path = io.StringIO(), tmp_path / "logs" / "lab.log"
-    with run_logging(path, Progress(stream)):
+    with warnings.catch_warnings(), run_logging(path, Progress(stream)):
+        warnings.simplefilter("default")
         logging.getLogger("slime_bridge.worker").info("quiet %d", 1)
         logging.getLogger("analysis.lab.run").warning("late")
         logging.getLogger("somebody.else").info("foreign")
