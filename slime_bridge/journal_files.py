@@ -71,8 +71,11 @@ def prompt_fields(prompt: Any) -> dict[str, str]:
 
 def _foreign(value: Any) -> Any:
     """Turn an object that msgspec does not know into one that it does."""
-    to_list = getattr(value, "tolist", None)  # NumPy arrays and scalars, torch tensors
-    return to_list() if callable(to_list) else str(value)
+    for name in ("to_dict", "tolist"):  # our own records; NumPy arrays and scalars, tensors
+        convert = getattr(value, name, None)
+        if callable(convert):
+            return convert()
+    return str(value)
 
 
 def _plain(value: Any, depth: int) -> Any:
