@@ -1,98 +1,106 @@
 """From a task request to its result: submit, wait for the callback or poll, under one deadline.
 
-`collect_task` gives the same answer whatever gets lost on the way: a callback is a hint, polling is the truth. It does not
-know groups, samples or verdicts, and it does not decode results; the body comes back as received.
+A callback is a hint, polling is the truth: the result is the same whatever gets lost on the way. Training
+and evaluation share this path. It does not know groups, samples or verdicts, and it does not decode results;
+the body comes back as received, checked only for whose it is.
 """
 
 from __future__ import annotations
 
-import enum
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable
+from types import TracebackType
 
+import anyio
+from anyio.abc import TaskGroup
+
+from slime_bridge._attempt import Attempt, Services, TaskForgottenError
+from slime_bridge._collected import CollectedTask, CollectEvent, CollectEventKind
 from slime_bridge.callbacks import CallbackListener
+from slime_bridge.client import PolarClient
+from slime_bridge.errors import InfrastructureError
+from slime_bridge.poller import PollSchedule, StatusPoller
 from slime_bridge.protocol import TaskRequest
 from slime_bridge.retry import RetryPolicy
 
 __all__ = ["CollectEvent", "CollectEventKind", "CollectedTask", "Collector", "collect_task"]
 
 
-class CollectEventKind(enum.StrEnum):
-    """What `collect_task` reports while it works."""
-
-    SUBMITTED = "submitted"  # accepted by the server; detail: conflict (bool)
-    RESUBMITTED = "resubmitted"  # the same for an attempt after the first
-    RETRY = "retry"  # a request failed and is repeated; detail: what, failures, delay, error, reason
-    FORGOTTEN = "forgotten"  # the server does not know the task any more
-    CALLBACK = "callback"  # the result came by callback; detail: bytes
-    POLLED = "polled"  # the result came by polling; detail: bytes
-    REJECTED_CALLBACK = "rejected_callback"  # a callback body was no result of this attempt; detail: kind
-    CANCELLED = "cancelled"  # the task was given up and the server was told; detail: acknowledged (bool)
-
-
-@dataclass(frozen=True)
-class CollectEvent:
-    """One step of one attempt; `at` is `anyio.current_time`."""
-
-    kind: CollectEventKind
-    task_id: str
-    attempt: int
-    at: float
-    detail: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CollectedTask:
-    """A completed task as the server reported it.
-
-    Parameters
-    ----------
-    task_id, attempt
-        Which attempt gave the result; attempts count from 1.
-    body
-        Bytes of the ``TaskResult`` or ``TaskStatus``; valid JSON with this task id and a terminal status.
-    via
-        How it came.
-    submitted_at, received_at
-        `anyio.current_time` when the server accepted the attempt and when the body was complete, in seconds.
-    """
-
-    task_id: str
-    attempt: int
-    body: bytes
-    via: Literal["callback", "poll"]
-    submitted_at: float
-    received_at: float
-
-
 class Collector:
     """What all collections of one worker share; an async context manager that runs the status poller.
+
+    Enter and leave it in one task, around all its collections. A failure of the poller itself cancels that
+    task and is raised on leaving.
 
     Parameters
     ----------
     client
-        The rollout server (owned by the caller).
+        The rollout server; owned by the caller.
     listener
-        A started listener (owned by the caller), or None to poll only.
+        A started listener, owned by the caller; None to poll only.
     retry
-        Policy for submits and result downloads.
+        Policy for submits, downloads and polls.
+    schedule
+        When to poll.
     rng
         Source of all jitter.
     max_task_attempts
-        How many task ids to try when the server keeps forgetting.
+        How many task ids to try while the server keeps forgetting them.
+    callback_grace
+        Seconds that a callback gets after a poll has found its task ended, unless the last callback got lost.
+    cancel_timeout
+        Seconds for telling the server that a task was given up.
+
+    Attributes
+    ----------
+    poller : StatusPoller
+        The shared poller.
     """
 
     def __init__(
         self,
-        client: Any,
+        client: PolarClient,
         *,
         listener: CallbackListener | None = None,
         retry: RetryPolicy | None = None,
+        schedule: PollSchedule | None = None,
         rng: random.Random | None = None,
         max_task_attempts: int = 5,
-    ) -> None: ...
+        callback_grace: float = 1.0,
+        cancel_timeout: float = 0.5,
+    ) -> None:
+        if max_task_attempts < 1:
+            raise ValueError(f"max_task_attempts must be at least 1, got {max_task_attempts}")
+        policy = retry if retry is not None else RetryPolicy()
+        source = rng if rng is not None else random.Random()
+        self.poller = StatusPoller(client, schedule=schedule, retry=policy, rng=source)
+        self._max_task_attempts = max_task_attempts
+        self._services = Services(
+            client=client,
+            listener=listener,
+            poller=self.poller,
+            retry=policy,
+            rng=source,
+            callback_grace=callback_grace,
+            cancel_timeout=cancel_timeout,
+        )
+        self._tasks: TaskGroup | None = None
+
+    async def __aenter__(self) -> Collector:
+        """Start polling for whatever will be watched."""
+        self._tasks = await anyio.create_task_group().__aenter__()
+        self._tasks.start_soon(self.poller.run, name="status poller")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Stop polling."""
+        tasks, self._tasks = self._tasks, None
+        if tasks is None:
+            return None
+        tasks.cancel_scope.cancel()
+        return await tasks.__aexit__(kind, exc, traceback)
 
 
 async def collect_task(
@@ -107,18 +115,20 @@ async def collect_task(
     Parameters
     ----------
     collector
-        Entered as a context manager around all its collections.
+        Entered around this call.
     build_request
-        Makes the request of an attempt (1, 2, ...), each with a task id of its own. The callback URL is filled in here.
+        Makes the request of an attempt (1, 2, ...), each with a task id of its own. The callback URL is
+        filled in here.
     deadline
-        When to give up, as `anyio.current_time`; it covers every phase.
+        When to give up, as `anyio.current_time`; it covers every phase of every attempt. Telling the server
+        may take `Collector`'s `cancel_timeout` longer.
     on_event
         Called for each step, in the loop's thread.
 
     Returns
     -------
     CollectedTask
-        The result of a task with status ``completed``.
+        The result of a task with the status ``completed``.
 
     Raises
     ------
@@ -127,7 +137,32 @@ async def collect_task(
     TaskFailedError
         The task ended in another status; the error carries the record.
     InfrastructureError
-        No result by the deadline or within the attempts; `reason` is ``deadline``, ``outage`` (the fuse is open),
-        ``forgotten``, ``bad_answer``, or the last `TransportError.reason`.
+        No result by the deadline or within the attempts; `reason` is ``outage`` (the deadline passed while
+        the server was away), ``deadline``, ``forgotten``, ``bad_answer``, or that of the last
+        `TransportError`.
+    TemplateError
+        The request cannot be encoded.
+
+    Notes ----- Cancelling the call is safe at any point: what may run on the server is cancelled there, as
+    far as the server can.
     """
-    ...
+    services = collector._services
+    attempt: Attempt | None = None
+    with anyio.CancelScope(deadline=deadline):
+        for number in range(1, collector._max_task_attempts + 1):
+            attempt = Attempt(services, build_request(number), number, on_event)
+            try:
+                return await attempt.run()
+            except TaskForgottenError:
+                # Everybody's task is forgotten at the same moment: jitter spreads the submits that follow.
+                await anyio.sleep(services.retry.delay(number, services.rng))
+        raise InfrastructureError(
+            f"the server forgot the task {collector._max_task_attempts} times, last {_describe(attempt)}",
+            reason="forgotten",
+        )
+    reason = "outage" if services.client.fuse.is_open else "deadline"
+    raise InfrastructureError(f"no result by the deadline: {_describe(attempt)}", reason=reason)
+
+
+def _describe(attempt: Attempt | None) -> str:
+    return attempt.describe() if attempt is not None else "nothing was submitted"

@@ -97,7 +97,7 @@ class PollSchedule:
                 f"a poll schedule needs 0 < first <= max_interval, factor > 1, 0 < max_duty <= 1, got {self}"
             )
 
-    def interval(self, age: float, *, callbacks_work: bool) -> float:
+    def interval(self, age: float, *, callbacks_work: bool | None) -> float:
         """Return the seconds until a task of this age in seconds is due again."""
         if callbacks_work:
             return self.max_interval
@@ -148,8 +148,9 @@ class StatusPoller:
 
     Attributes
     ----------
-    callbacks_work : bool
-        Whether the last result came by callback; sets the pace.
+    callbacks_work : bool or None
+        Whether the last result came by callback, None before the first; whoever collects results sets it,
+        and it sets the pace.
     polls : int
         Requests sent so far.
     """
@@ -162,7 +163,7 @@ class StatusPoller:
         retry: RetryPolicy | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        self.callbacks_work = False
+        self.callbacks_work: bool | None = None
         self.polls = 0
         self._client = client
         self._schedule = schedule if schedule is not None else PollSchedule()
@@ -206,7 +207,7 @@ class StatusPoller:
             self._tell(statuses, started)
             ended = anyio.current_time()
             pause = (ended - started) * (1.0 / self._schedule.max_duty - 1.0)
-            not_before = ended + max(self._schedule.min_gap, pause)
+            not_before = ended + min(max(self._schedule.min_gap, pause), self._schedule.max_interval)
 
     async def _ask(self) -> dict[str, str]:
         self.polls += 1
