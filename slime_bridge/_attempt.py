@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
-from slime_bridge._task_head import TaskHead, read_task_head
 from slime_bridge._collected import CollectedTask, CollectEvent, CollectEventKind, Via
+from slime_bridge._task_head import TaskHead, read_task_head
 from slime_bridge.callbacks import CallbackHandle, CallbackKind, CallbackListener
 from slime_bridge.client import PolarClient
 from slime_bridge.errors import (
@@ -43,6 +43,7 @@ _INLINE_BYTES = 1 << 20
 # Polar gives its callback up after ten seconds without progress.
 _RECEIVE_SECONDS = 10.0
 _MAX_BAD_ANSWERS = 5
+
 T = TypeVar("T")
 
 
@@ -308,8 +309,8 @@ class Attempt:
             return
         self._services.missed_a_callback = True
         logger.warning(
-            "Task %s had to be polled: its callback did not arrive at http://%s. If no callback does, Polar cannot "
-            "reach that address (polar_callback_host); results are then found by polling, some seconds later.",
+            "Task %s had to be polled: its callback did not arrive at http://%s. If none does, Polar cannot reach "
+            "that address (polar_callback_host), and every result waits for the next poll.",
             self.task_id,
             self._services.listener.address,
         )

@@ -22,7 +22,7 @@ class CollectEventKind(enum.StrEnum):
     """The same for a later attempt."""
 
     RETRY = "retry"
-    """A request failed and is repeated; ``what``, ``failures``, ``delay`` in seconds, ``reason``, ``error``."""
+    """A failed request is repeated; ``what``, ``failures``, ``delay`` (seconds), ``reason``, ``error``."""
 
     FORGOTTEN = "forgotten"
     """The server does not know the task any more."""
