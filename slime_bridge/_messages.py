@@ -98,6 +98,11 @@ def _text(message: Any) -> str:
 
 
 def _block(message: Any) -> str:
+    # Nearly all of the hundreds of messages of a long trace are this plain.
+    if type(message) is dict and type(content := message.get("content")) is str:
+        role = message.get("role")
+        if content and type(role) is str and role and not message.get("tool_calls"):
+            return f"[{role}] {content}".rstrip()
     return f"[{_role(message)}] {_text(message)}".rstrip()
 
 

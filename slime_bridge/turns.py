@@ -1,0 +1,183 @@
+"""Which weights served each turn of a trace, and which turns a weight push may have cut short.
+
+A push of new weights makes SGLang end the requests in flight. The partial text reaches the agent like any
+other answer, so the only traces of it are a finish reason ``abort`` (where nothing on the way rewrote it) and
+a change of the weight version from one turn to the next. The module reads both from a trace's metadata and
+maps turns to runs of trainable tokens. It changes nothing; what becomes of a suspect turn is the adapter's
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_bridge.trace_tokens import trainable_spans
+
+__all__ = ["Turn", "TurnReport", "oldest_and_newest", "read_turns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model call within a trace.
+
+    Parameters
+    ----------
+    weight_version
+        Version of the weights that served it, None if nobody said.
+    finish_reason
+        As reported for this call, None if nobody said.
+    """
+
+    weight_version: str | None
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReport:
+    """What is known about the turns of one trace.
+
+    Parameters
+    ----------
+    turns
+        In order of the calls.
+    spans
+        Token range [start, end) of each turn in the response; None where the runs of trainable tokens do not
+        match the number of calls, so that turns cannot be located, or where nothing is known about any turn.
+    aborted
+        Positions in `turns` that ended with ``abort``.
+    before_jump
+        Positions in `turns` after which the weight version changed.
+    """
+
+    turns: tuple[Turn, ...]
+    spans: tuple[tuple[int, int], ...] | None
+    aborted: tuple[int, ...]
+    before_jump: tuple[int, ...]
+
+    @property
+    def versions(self) -> list[str]:
+        """The known weight versions in order of the calls."""
+        return [turn.weight_version for turn in self.turns if turn.weight_version is not None]
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """Return one plain dict per turn: its token range where known, weight version and finish reason."""
+        places = self.spans or [(None, None)] * len(self.turns)
+        return [
+            {
+                "start": start,
+                "end": end,
+                "weight_version": turn.weight_version,
+                "finish_reason": turn.finish_reason,
+            }
+            for turn, (start, end) in zip(self.turns, places, strict=True)
+        ]
+
+
+def read_turns(
+    metadata: Mapping[str, Any], finish_reason: str | None, flags: bytes, submitted_version: Any = None
+) -> TurnReport:
+    """Read the turns of one trace.
+
+    Parameters
+    ----------
+    metadata
+        The trace's metadata. ``completion_metadata`` holds one mapping per call of a merged trace; without it
+        the trace is one call and its own metadata describes it. A call's version is its ``weight_version``,
+        or the one in its ``meta_info``; failing both, its ``policy_version`` where that tells turns apart
+        (see Notes).
+    finish_reason
+        The trace's own: that of its last call.
+    flags
+        The mask as received, one byte per response token.
+    submitted_version
+        The policy version stamped on the task.
+
+    Notes ----- Servers copy the task's ``policy_version`` into every call's metadata, and some overwrite it
+    there with the version that was live at the call. It is taken as evidence only where some call's value
+    differs from the submitted one or from another call's: a constant equal to the stamp says nothing.
+    """
+    calls = metadata.get("completion_metadata")
+    entries = [call if isinstance(call, Mapping) else {} for call in calls] if isinstance(calls, list) else []
+    entries = entries or [metadata]
+    versions = _versions(entries, submitted_version)
+    reasons = [_finish_reason(entry) for entry in entries]
+    if finish_reason is not None:
+        reasons[-1] = "abort" if "abort" in (finish_reason, reasons[-1]) else finish_reason
+    aborted = tuple(i for i, reason in enumerate(reasons) if reason == "abort")
+    # Most traces have neither versions nor aborts, and then nobody asks where their turns are.
+    located = bool(aborted) or any(version is not None for version in versions)
+    return TurnReport(
+        turns=tuple(Turn(version, reason) for version, reason in zip(versions, reasons, strict=True)),
+        spans=_spans(flags, len(entries)) if located else None,
+        aborted=aborted,
+        before_jump=_before_jump(versions),
+    )
+
+
+def oldest_and_newest(versions: Sequence[str]) -> tuple[str, str] | None:
+    """Return the lowest and the highest version; where they are not all integers, the first and the last.
+
+    None without versions.
+    """
+    if not versions:
+        return None
+    if all(version.removeprefix("-").isdecimal() for version in versions):
+        return min(versions, key=int), max(versions, key=int)
+    return versions[0], versions[-1]
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _versions(entries: Sequence[Mapping[str, Any]], submitted: Any) -> list[str | None]:
+    engine = [_engine_version(entry) for entry in entries]
+    if any(version is not None for version in engine):
+        return engine
+    stamped = [_text(entry.get("policy_version")) for entry in entries]
+    known = {version for version in stamped if version is not None}
+    stamp = _text(submitted)
+    if len(known) > 1 or (stamp is not None and known - {stamp}):
+        return stamped
+    return [None] * len(entries)
+
+
+def _engine_version(entry: Mapping[str, Any]) -> str | None:
+    meta_info = entry.get("meta_info")
+    inner = meta_info.get("weight_version") if isinstance(meta_info, Mapping) else None
+    return _text(entry.get("weight_version", inner))
+
+
+def _finish_reason(entry: Mapping[str, Any]) -> str | None:
+    meta_info = entry.get("meta_info")
+    reason = entry.get("finish_reason")
+    if reason is None and isinstance(meta_info, Mapping):
+        reason = meta_info.get("finish_reason")
+    if isinstance(reason, Mapping):
+        reason = reason.get("type")
+    return reason if isinstance(reason, str) else None
+
+
+def _before_jump(versions: Sequence[str | None]) -> tuple[int, ...]:
+    """Return the turns after which the next known version is another one."""
+    jumps: list[int] = []
+    last_known: int | None = None
+    for position, version in enumerate(versions):
+        if version is None:
+            continue
+        if last_known is not None and versions[last_known] != version:
+            # Turns of unknown version in between may be the ones that were cut.
+            jumps.extend(range(last_known, position))
+        last_known = position
+    return tuple(jumps)
+
+
+def _spans(flags: bytes, calls: int) -> tuple[tuple[int, int], ...] | None:
+    if calls == 1:
+        return ((0, len(flags)),)
+    runs = trainable_spans(flags)
+    return tuple(runs) if len(runs) == calls else None
