@@ -306,6 +306,10 @@ SLIME_KEYS: tuple[Key, ...] = (
     Key("rollout_batch_size", 1, _COUNT, "Groups per rollout."),
     Key("n_samples_per_prompt", 1, _COUNT, "Sessions per group."),
     Key("update_weights_interval", 1, _COUNT, "Rollouts between weight pushes."),
+    Key("over_sampling_batch_size", None, _COUNT, "Groups per refill.", "`rollout_batch_size`"),
+    Key("dynamic_sampling_filter_path", None, parse.text, "Function that keeps or rejects a finished group."),
+    Key("rollout_sample_filter_path", None, parse.text, "Function that marks samples of the finished batch."),
+    Key("rollout_all_samples_process_path", None, parse.text, "Function that sees all finished samples."),
 )
 """Slime's own keys that become fields; others only shape derived values."""
 
