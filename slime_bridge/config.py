@@ -80,10 +80,7 @@ def check_polar_slime_config(args: Any) -> tuple[PolarSlimeConfig, list[str]]:
     """Resolve like `resolve_polar_slime_config`, and return the warnings instead of logging them."""
     values = {key.field: _read(key, getattr(args, key.name, None)) for key in (*KEYS, *SLIME_KEYS)}
     values |= {key.field: _read(key, os.environ.get(key.name) or None) for key in ENVIRONMENT_KEYS}
-    if not values["task_template"].get("agent"):
-        raise ConfigError(
-            "polar_task_template has no `agent`: expected a mapping that says which agent to run"
-        )
+    _check_agent(values["task_template"])
     _resolve_reward_values(args, values)
     values["rollout_url"] = values["rollout_url"] or _url_from_topology(values["topology_path"], args)
     values["callback_bind_host"] = values["callback_bind_host"] or values["callback_host"]
@@ -172,6 +169,20 @@ def _read(key: Key, value: Any) -> Any:
         pass
     shown = "***" if key.secret else redact(f"{value!r:.200}")
     raise ConfigError(f"{key.name} is {shown}: expected {key.parser.allowed}")
+
+
+def _check_agent(task_template: Mapping[str, Any]) -> None:
+    agent = task_template.get("agent")
+    if not agent:
+        raise ConfigError(
+            "polar_task_template has no `agent`: expected a mapping that says which agent to run"
+        )
+    if not isinstance(agent, Mapping) and not (isinstance(agent, str) and agent.startswith("{")):
+        raise ConfigError(
+            f"polar_task_template.agent is {agent!r:.80}: expected a mapping such as {{harness: shell}}, "
+            "or a "
+            "placeholder for one"
+        )
 
 
 def _slime_value(args: Any, name: str, parser: parse.Parser, *, default: Any) -> Any:
@@ -277,11 +288,6 @@ def _keys_without_effect(args: Any, config: PolarSlimeConfig) -> Iterable[str]:
         ("polar_candidate_pool_health_gate_min_observed_sessions", gate_is_off, _GATE_IS_OFF),
         ("polar_candidate_pool_health_gate_min_completion_fraction", gate_is_off, _GATE_IS_OFF),
         ("polar_advantage_estimator_kwargs", no_estimator, "no polar_advantage_estimator is chosen"),
-        (
-            "polar_topology_path",
-            getattr(args, "polar_rollout_url", None) is not None,
-            "polar_rollout_url is set, and the server's address is all that a run takes from the topology",
-        ),
     ):
         if idle and getattr(args, name, None) is not None:
             yield f"{name} has no effect: {reason}"
