@@ -309,8 +309,8 @@ class Attempt:
             return
         self._services.missed_a_callback = True
         logger.warning(
-            "Task %s had to be polled: its callback did not arrive at http://%s. If none does, Polar cannot reach "
-            "that address (polar_callback_host), and every result waits for the next poll.",
+            "Task %s had to be polled: its callback did not arrive at http://%s. If none does, Polar "
+            "cannot reach that address (polar_callback_host), and every result waits for the next poll.",
             self.task_id,
             self._services.listener.address,
         )
