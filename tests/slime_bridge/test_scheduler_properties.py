@@ -3,6 +3,7 @@
 ``SCHEDULER_SCHEDULES=10000`` runs that many schedules in place of the default number.
 """
 
+import itertools
 import os
 
 import hypothesis.strategies as st
@@ -15,12 +16,22 @@ from slime_bridge.ledger import Ledger
 from slime_bridge.scheduler import Scheduler
 
 SCHEDULES = int(os.environ.get("SCHEDULER_SCHEDULES", "400"))
+LIMITS = st.sampled_from([None, None, None, 0, 1, 2])
+OUTCOMES = st.sampled_from(
+    ["accept"] * 8 + ["reject", "reject", "suspend"] + [(d, c) for d in (0.0, 3.0) for c in (True, False)]
+)
 
 pytestmark = pytest.mark.timeout(60 + SCHEDULES // 10)
 
 
 class Schedules(RuleBasedStateMachine):
-    """A data source, a server and a trainer that do anything in any order around one scheduler."""
+    """A data source, a server and a trainer that do anything in any order around one scheduler.
+
+    The machine keeps its own books from what it was handed and compares them with the scheduler and the ledger
+    after every step.
+    """
+
+    source = 0  # prompts drawn from the data set so far
 
     @initialize(
         max_groups=st.integers(1, 6),
@@ -32,74 +43,76 @@ class Schedules(RuleBasedStateMachine):
         first=st.integers(0, 5),
     )
     def build(self, first, **limits):
-        self.ledger = Ledger()
-        self.scheduler = Scheduler(observer=self.ledger, **limits)
-        self.now = 0.0
+        self.limits = limits
         self.rollout_id = first - 1
-        self.wanted = 0  # of the running call, 0 between calls
-        self.source = 0  # next prompt
-        self.buffer = []  # prompts given back to the data source
-        self.drawn = []  # prompts in draw order
-        self.flying = {}  # group id -> group
-        self.versions = {}  # group id -> stamp as the server saw it
+        self.now = 0.0
+        self.returned = []  # prompts given back to the data source
         self.ended = {}  # prompt -> how
-        self.delivered = []  # (rollout id, group id, version)
+        self.start()
+
+    def start(self):
+        self.ledger = Ledger()
+        self.scheduler = Scheduler(observer=self.ledger, **self.limits)
+        self.version = None  # what a submission must carry
+        self.wanted = 0  # of the running call, 0 between calls
+        self.drawn = 0
+        self.delivered = []
+        self.flying = {}  # group id -> group
+        self.accepted = set()
         self.suspended = set()
+        self.versions = {}  # group id -> stamp as the server saw it
+        self.failures = {}  # group id -> failures that count
         self.reserved = 0
         self.closed = False
 
+    def finish(self, group, how):
+        assert group.prompt not in self.ended, f"{group.prompt}: {self.ended[group.prompt]}, then {how}"
+        self.ended[group.prompt] = how
+
     def draw(self):
-        if self.buffer:
-            return self.buffer.pop(0)
+        if self.returned:
+            prompt = self.returned.pop(0)
+            del self.ended[prompt]  # it begins a new life
+            return prompt
         self.source += 1
         return self.source - 1
-
-    def some_flying(self, data):
-        return data.draw(st.sampled_from(sorted(self.flying)), label="group")
-
-    def finish(self, group, how):
-        prompt = group.prompt
-        assert prompt not in self.ended, f"prompt {prompt} ended {self.ended[prompt]} and {how}"
-        self.ended[prompt] = how
 
     # The trainer
 
     @precondition(lambda self: not self.closed and not self.wanted)
     @rule(step=st.sampled_from([1, 1, 1, 1, 2, 0, -1]), wanted=st.integers(1, 5))
     def call(self, step, wanted):
-        self.rollout_id = max(0, self.rollout_id + step)
+        self.rollout_id = self.version = max(0, self.rollout_id + step)
         self.scheduler.request(self.rollout_id, wanted)
         self.wanted = wanted
 
     @precondition(lambda self: not self.closed and self.wanted)
-    @rule(sizes=st.lists(st.integers(1, 4), min_size=18, max_size=18))
-    def pull(self, sizes):
+    @rule(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), limit=LIMITS)
+    def pull(self, sizes, limit):
         number = self.scheduler.to_draw()
-        prompts = [(self.draw(), size) for size, _ in zip(sizes, range(number), strict=False)]
-        assert len(prompts) == number
-        for prompt, _ in prompts:
-            self.ended.pop(prompt, None)  # a prompt that was returned begins a new life
-            self.drawn.append(prompt)
-        self.scheduler.add(prompts, self.now)
+        self.scheduler.add(
+            [(self.draw(), s) for s, _ in zip(itertools.cycle(sizes), range(number))], self.now
+        )
+        self.drawn += number
+        self.admit(limit)
 
     @precondition(lambda self: not self.closed and self.wanted)
-    @rule(commit=st.booleans())
+    @rule(commit=st.sampled_from([True, True, True, False]))
     def collect(self, commit):
         for group, staleness in self.scheduler.reject_stale("too_stale"):
-            assert staleness == self.rollout_id - self.versions[group.group_id] > self.scheduler.max_staleness
+            assert staleness == self.rollout_id - self.versions[group.group_id] > self.limits["max_staleness"]
             self.flying.pop(group.group_id, None)
+            self.accepted.discard(group.group_id)
             self.finish(group, "rejected")
         batch = self.scheduler.take()
         if not batch:
-            assert self.scheduler.counts(self.now).buffered < self.wanted
+            assert len(self.accepted) < self.wanted
             return
-        assert len(batch) == self.wanted
-        ids = [delivery.group.group_id for delivery in batch]
-        assert ids == sorted(ids)
+        assert [delivery.group.group_id for delivery in batch] == sorted(self.accepted)[: self.wanted]
         for delivery in batch:
             version = self.versions[delivery.group.group_id]
             assert delivery.policy_version == version
-            assert delivery.staleness == self.rollout_id - version <= self.scheduler.max_staleness
+            assert delivery.staleness == self.rollout_id - version <= self.limits["max_staleness"]
             assert delivery.staleness == delivery.staleness_in_flight + delivery.staleness_in_queue
             assert delivery.result == f"result of {delivery.group.prompt}"
         if commit:
@@ -107,8 +120,8 @@ class Schedules(RuleBasedStateMachine):
             for delivery in batch:
                 self.finish(delivery.group, "delivered")
                 self.delivered.append(delivery.group.group_id)
-        self.scheduler.end_request()
-        self.wanted = 0
+                self.accepted.remove(delivery.group.group_id)
+        self.interrupt()
 
     @precondition(lambda self: not self.closed and self.wanted)
     @rule()
@@ -118,48 +131,54 @@ class Schedules(RuleBasedStateMachine):
 
     # The server
 
-    @precondition(lambda self: not self.closed)
-    @rule(limit=st.none() | st.integers(0, 3))
+    @precondition(lambda self: not self.closed and self.version is not None)
+    @rule(limit=LIMITS)
     def admit(self, limit):
+        before = len(self.flying)
         for group in self.scheduler.admit(self.now, limit):
             assert group.group_id not in self.suspended
+            assert group.ready_at <= self.now
+            assert group.policy_version == self.version
             self.flying[group.group_id] = group
-            self.versions[group.group_id] = self.rollout_id
+            self.versions[group.group_id] = self.version
+        if limit is not None:
+            assert len(self.flying) <= max(before, limit)
 
     @precondition(lambda self: not self.closed and self.flying)
     @rule(data=st.data())
     def new_attempt(self, data):
         group_id = self.some_flying(data)
         self.versions[group_id] = self.scheduler.restamp(group_id, self.now)
-        assert self.versions[group_id] == self.rollout_id
+        assert self.versions[group_id] == self.version
 
     @precondition(lambda self: not self.closed and self.flying)
-    @rule(
-        data=st.data(),
-        outcome=st.sampled_from(["accept", "accept", "accept", "reject", "requeue", "suspend"]),
-    )
-    def complete(self, data, outcome):
-        group_id = self.some_flying(data)
-        group = self.flying.pop(group_id)
-        if outcome == "accept":
-            self.scheduler.accept(group_id, f"result of {group.prompt}", self.now)
-        elif outcome == "reject":
-            self.scheduler.reject(group_id, "zero_trainable")
-            self.finish(group, "rejected")
-        elif outcome == "suspend":
-            self.scheduler.suspend(group_id, reason="submit_rejected", error="422")
-            self.suspended.add(group_id)
-        else:
-            again = self.scheduler.requeue(
-                group_id,
-                reason="deadline",
-                error="late",
-                ready_at=self.now + data.draw(st.sampled_from([0.0, 1.0, 5.0])),
-                counted=data.draw(st.booleans()),
-            )
-            if not again:
-                assert group.failures == self.scheduler.max_failures
-                self.finish(group, "given up")
+    @rule(data=st.data(), outcomes=st.lists(OUTCOMES, min_size=1, max_size=6))
+    def complete(self, data, outcomes):
+        for outcome in outcomes[: len(self.flying)]:
+            group = self.flying.pop(self.some_flying(data))
+            if outcome == "accept":
+                self.scheduler.accept(group.group_id, f"result of {group.prompt}", self.now)
+                self.accepted.add(group.group_id)
+            elif outcome == "reject":
+                self.scheduler.reject(group.group_id, "zero_trainable")
+                self.finish(group, "rejected")
+            elif outcome == "suspend":
+                self.scheduler.suspend(group.group_id, reason="submit_rejected", error="422")
+                self.suspended.add(group.group_id)
+            else:
+                self.fail(group, *outcome)
+
+    def some_flying(self, data):
+        return data.draw(st.sampled_from(sorted(self.flying)), label="group")
+
+    def fail(self, group, delay, counted):
+        self.failures[group.group_id] = self.failures.get(group.group_id, 0) + counted
+        again = self.scheduler.requeue(
+            group.group_id, reason="deadline", error="late", ready_at=self.now + delay, counted=counted
+        )
+        assert again == (self.failures[group.group_id] < self.limits["max_failures"])
+        if not again:
+            self.finish(group, "given up")
 
     @precondition(lambda self: not self.closed and self.suspended)
     @rule()
@@ -184,76 +203,60 @@ class Schedules(RuleBasedStateMachine):
 
     # The end
 
-    @precondition(lambda self: not self.closed and not self.wanted)
+    @precondition(lambda self: not self.closed)
     @rule(returned=st.booleans())
     def stop(self, returned):
+        if self.wanted:
+            self.interrupt()
         unfinished = self.scheduler.unfinished()
         self.scheduler.end(unfinished, GroupState.RETURNED if returned else GroupState.ABANDONED)
         for group in unfinished:
             self.finish(group, "returned" if returned else "abandoned")
-            if returned:
-                self.buffer.append(group.prompt)
+        self.returned += [group.prompt for group in unfinished if returned]
         assert self.ledger.check().live == 0
         assert len(self.delivered) == len(set(self.delivered))
-        self.flying, self.suspended = {}, set()
+        self.flying, self.suspended, self.accepted = {}, set(), set()
         self.closed = True
 
     @precondition(lambda self: self.closed)
     @rule()
-    def resume(self):
-        """Go on with a new worker over the same data source."""
-        limits = {
-            name: getattr(self.scheduler, name)
-            for name in (
-                "max_groups",
-                "max_sessions",
-                "max_staleness",
-                "window",
-                "max_failures",
-                "draw_quantum",
-            )
-        }
-        self.ledger = Ledger()
-        self.scheduler = Scheduler(observer=self.ledger, **limits)
-        self.versions, self.delivered, self.drawn = {}, [], []
-        self.reserved = 0
-        self.closed = False
+    def go_on(self):
+        """Start another worker over the same data source."""
+        self.start()
+
+    # What holds after every step
 
     @invariant()
     def books_balance(self):
-        if not hasattr(self, "ledger"):
-            return
-        counts = self.scheduler.counts(self.now)
-        snapshot = self.ledger.check(counts)
-        assert snapshot.drawn == len(self.drawn)
-        assert counts.in_flight == len(self.flying)
-        assert counts.suspended == len(self.suspended)
+        if hasattr(self, "ledger"):
+            counts = self.scheduler.counts(self.now)
+            snapshot = self.ledger.check(counts)
+            assert snapshot.drawn == self.drawn
+            assert snapshot.delivered == len(self.delivered)
+            assert counts.in_flight == len(self.flying)
+            assert counts.suspended == len(self.suspended)
+            assert counts.buffered + counts.handed == len(self.accepted)
 
     @invariant()
     def caps_hold(self):
-        if not hasattr(self, "ledger"):
-            return
-        counts = self.scheduler.counts(self.now)
-        assert counts.in_flight <= self.scheduler.max_groups
-        sessions = counts.in_flight_sessions + counts.reserved_sessions
-        alone = counts.in_flight + (counts.reserved_sessions > 0) <= 1
-        assert sessions <= self.scheduler.max_sessions or alone
+        if hasattr(self, "ledger"):
+            counts = self.scheduler.counts(self.now)
+            assert counts.in_flight <= self.limits["max_groups"]
+            sessions = sum(group.sessions for group in self.flying.values()) + self.reserved
+            alone = counts.in_flight + (self.reserved > 0) <= 1
+            assert sessions <= self.limits["max_sessions"] or alone
 
     @invariant()
     def no_prompt_is_lost(self):
-        if not hasattr(self, "ledger"):
-            return
-        live = {group.prompt for group in self.scheduler.unfinished()}
-        assert not live & set(self.ended)
-        waiting = set(self.buffer)
-        assert {p for p, how in self.ended.items() if how == "returned"} == waiting
-        assert live | set(self.ended) == set(range(self.source))
+        if hasattr(self, "ledger"):
+            live = [group.prompt for group in self.scheduler.unfinished()]
+            assert sorted([*live, *self.ended]) == list(range(self.source))
 
 
 TestSchedules = Schedules.TestCase
 TestSchedules.settings = settings(
     max_examples=SCHEDULES,
-    stateful_step_count=40,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
