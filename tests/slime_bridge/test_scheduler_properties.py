@@ -27,8 +27,8 @@ pytestmark = pytest.mark.timeout(60 + SCHEDULES // 10)
 class Schedules(RuleBasedStateMachine):
     """A data source, a server and a trainer that do anything in any order around one scheduler.
 
-    The machine keeps its own books from what it was handed and compares them with the scheduler and the ledger
-    after every step.
+    The machine keeps its own books from what it was handed and compares them with the scheduler and the
+    ledger after every step.
     """
 
     source = 0  # prompts drawn from the data set so far
