@@ -107,8 +107,10 @@ def _block(message: Any) -> str:
 
 
 def _tool_call(call: Any) -> str:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
+    # Asking an abstract class takes longer than everything else here, and a trace has hundreds of calls.
+    known = type(call) is dict or isinstance(call, Mapping)
+    function = call.get("function") if known else None
+    if type(function) is not dict and not isinstance(function, Mapping):
         return _as_json(call)
     arguments = function.get("arguments")
     if not isinstance(arguments, str):

@@ -122,6 +122,8 @@ class SessionConversion:
         Sampled tokens masked out because a weight push may have cut their turn.
     missing_rewards
         Trainable traces without a reward.
+    rewards
+        Of the trainable traces that have one.
     weight_versions
         Oldest and newest weights that served a turn, None if nobody said.
     causes
@@ -138,6 +140,7 @@ class SessionConversion:
     clipped_traces: int = 0
     masked_tokens: int = 0
     missing_rewards: int = 0
+    rewards: list[float] = field(default_factory=list)
     weight_versions: tuple[str, str] | None = None
     causes: list[SessionReason] = field(default_factory=list)
 

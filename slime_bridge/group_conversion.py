@@ -28,7 +28,7 @@ from slime_bridge.adapter import (
 )
 from slime_bridge.errors import ConversionError, DataSourceError, MissingRewardError, RolloutLogprobError
 from slime_bridge.protocol import MalformedSession, SessionResult, SessionStatus, SessionTiming
-from slime_bridge.sample_view import is_placeholder, reward_value, trainable_tokens
+from slime_bridge.sample_view import is_placeholder
 from slime_bridge.trace_samples import session_standing, stamp
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def convert_group(
         result = wanted[position] if position < len(wanted) else None
         done = _convert(result, identity, options, sample_cls)
         samples.extend(done.samples)
-        sessions.append(_outcome(position, result, done, options))
+        sessions.append(_outcome(position, result, done))
     return GroupConversion(samples, sessions)
 
 
@@ -288,7 +288,6 @@ def _outcome(
     position: int,
     result: SessionResult | MalformedSession | None,
     done: SessionConversion,
-    options: ConversionOptions,
 ) -> SessionOutcome:
     if not isinstance(result, SessionResult):
         return SessionOutcome(
@@ -312,7 +311,7 @@ def _outcome(
         clipped_traces=done.clipped_traces,
         masked_tokens=done.masked_tokens,
         missing_rewards=done.missing_rewards,
-        reward=_session_reward(result, done, options),
+        reward=_session_reward(result, done),
         reason=done.reason,
         detail=done.detail,
         timing=result.timing,
@@ -322,18 +321,12 @@ def _outcome(
     )
 
 
-def _session_reward(result: SessionResult, done: SessionConversion, options: ConversionOptions) -> float:
-    traces = result.trajectory.traces
-    trained = [
-        reward_value(sample, options.reward_key)
-        for sample in done.samples
-        if trainable_tokens(sample) and _is_reward(traces[sample.metadata["polar"]["trace_index"]].reward)
-    ]
-    if trained:
-        return math.fsum(trained) / len(trained)
+def _session_reward(result: SessionResult, done: SessionConversion) -> float:
+    if done.rewards:
+        return math.fsum(done.rewards) / len(done.rewards)
     evaluation = result.trajectory.metadata.get("evaluation")
     outcome = evaluation.get("outcome_reward") if isinstance(evaluation, Mapping) else None
-    known = [trace.reward for trace in reversed(traces)] + [outcome]
+    known = [*(trace.reward for trace in reversed(result.trajectory.traces)), outcome]
     return next((float(reward) for reward in known if _is_reward(reward)), math.nan)
 
 

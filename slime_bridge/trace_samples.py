@@ -294,18 +294,18 @@ class TraceBuilder:
         return checked_logprobs(logprobs, flags)
 
     def _reward(self, trace: Trace, standing: _Standing, trainable: int) -> float:
-        if standing.zero_reward:
-            return 0.0
-        if trace.reward is not None and math.isfinite(trace.reward):
-            return float(trace.reward)
-        if trainable:
+        known = standing.zero_reward or (trace.reward is not None and math.isfinite(trace.reward))
+        reward = 0.0 if standing.zero_reward or not known else float(trace.reward or 0.0)
+        if trainable and known:
+            self._done.rewards.append(reward)
+        elif trainable:
             self._done.missing_rewards += 1
             if self._options.missing_reward == "error":
                 raise MissingRewardError(
                     f"the reward is {trace.reward} and polar_missing_reward is `error`: the task needs an"
                     " evaluator that gives every completed session a reward"
                 )
-        return 0.0
+        return reward
 
 
 def _clipped_turn(turn: dict[str, Any], kept: int) -> dict[str, Any]:

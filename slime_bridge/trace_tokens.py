@@ -100,7 +100,8 @@ def checked_mask(loss_mask: Sequence[int], response_length: int) -> bytes:
             f"loss_mask has {len(loss_mask)} entries for {response_length} response ids"
         )
     try:
-        flags = bytes(loss_mask)
+        # A bytearray reads a list several times faster than bytes does.
+        flags = bytes(bytearray(loss_mask))
     except (TypeError, ValueError):
         flags = b""
     if flags.count(0) + flags.count(1) == response_length:
