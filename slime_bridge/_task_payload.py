@@ -139,7 +139,8 @@ def render_task_payload(
         raise TemplateError(
             f"polar_task_template.agent rendered to {payload.get('agent')!r:.80}: expected a mapping"
         )
-    metadata = payload.get("metadata") or {}
+    metadata = payload.get("metadata")
+    metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict):
         raise TemplateError(f"polar_task_template.metadata rendered to {metadata!r:.80}: expected a mapping")
     task_id = to_text(render(config.task_id_template, context, where="polar_task_id_template"))

@@ -97,7 +97,7 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True):
     instruction: str
     agent: dict[str, Any]
     num_samples: int | UnsetType = UNSET
-    timeout_seconds: float | UnsetType = UNSET
+    timeout_seconds: int | float | UnsetType = UNSET
     runtime: dict[str, Any] | None | UnsetType = UNSET
     builder: dict[str, Any] | UnsetType = UNSET
     evaluator: dict[str, Any] | None | UnsetType = UNSET
@@ -120,7 +120,7 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True):
         known = {name: payload[name] for name in _FIELD_ORDER if name in payload}
         extra = {str(key): value for key, value in payload.items() if key not in _FIELD_ORDER}
         try:
-            request = msgspec.convert({**known, "extra": extra}, cls)
+            request = msgspec.convert({**known, "extra": extra}, cls, strict=False)
         except msgspec.ValidationError as exc:
             problem = f"the rendered task is not a Polar task request: {exc}"
         else:
@@ -185,8 +185,10 @@ def encode_task_request(request: TaskRequest) -> bytes:
         return msgspec.json.encode(_plain(payload, "task"))
     except RecursionError:
         problem = "the task request is too deeply nested or contains itself"
-    except OverflowError:
-        problem = "the task request holds an integer of more than 64 bits: send it as a string"
+    except (OverflowError, ValueError) as exc:
+        if isinstance(exc, TemplateError):
+            raise
+        problem = "the task request holds an integer that is too long: send it as a string"
     raise TemplateError(problem)
 
 
