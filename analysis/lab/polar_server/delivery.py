@@ -73,6 +73,23 @@ class CallbackSender:
                 await asyncio.sleep(duplicate.seconds)
             await self._post(record, url, body, "callback_duplicate")
 
+    async def post_session_result(self, url: str, result: dict[str, Any], *, headers: dict[str, str]) -> None:
+        """Post one session's result to a rollout server, once, within 30 s.
+
+        Raises
+        ------
+        OSError
+            When it could not be delivered.
+        """
+        content = encode(result)
+        sent = {"Content-Type": "application/json", **headers}
+        try:
+            response = await self._http().post(url, content=content, headers=sent, timeout=30.0)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        if not response.is_success:
+            raise ConnectionError(f"answered {response.status_code}: {response.text[:500]}")
+
     async def aclose(self) -> None:
         """Close the HTTP client."""
         if self._client is not None:
@@ -92,9 +109,6 @@ class CallbackSender:
     async def _post(
         self, record: TaskRecord, url: str, body: bytes, kind: str, *, seconds: float = 0.0
     ) -> None:
-        if self._client is None:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
-            self._client = httpx.AsyncClient(timeout=CALLBACK_TIMEOUT, trust_env=False, limits=limits)
         headers = {"Content-Type": "application/json"}
         content: bytes | AsyncIterator[bytes] = body
         if seconds > 0:
@@ -103,7 +117,7 @@ class CallbackSender:
         started = time.monotonic()
         status, error = None, None
         try:
-            response = await self._client.post(url, content=content, headers=headers)
+            response = await self._http().post(url, content=content, headers=headers)
             status = response.status_code
             if not response.is_success:
                 logger.info("callback of task %s was answered %d", record.task_id, status)
@@ -111,6 +125,12 @@ class CallbackSender:
             error = f"{type(problem).__name__}: {problem}"
             logger.info("callback of task %s failed: %s", record.task_id, error)
         self._note(record, url, kind, status, error, started)
+
+    def _http(self) -> httpx.AsyncClient:
+        if self._client is None:
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
+            self._client = httpx.AsyncClient(timeout=CALLBACK_TIMEOUT, trust_env=False, limits=limits)
+        return self._client
 
     async def _cut(self, record: TaskRecord, url: str, body: bytes) -> None:
         """Send the header and half of the body, then reset the connection."""

@@ -286,6 +286,12 @@ class FaultEngine:
         self.fired[position] += 1
         return True
 
+    def count(self, fault: Fault) -> None:
+        """Count a rule that fired by itself, at its time; requests do not fire it any more."""
+        for position, candidate in enumerate(self.script.faults):
+            if candidate is fault:
+                self.fired[position] += 1
+
     def chance(self, purpose: str, subject: Subject) -> float:
         """Return a number in [0, 1) that depends on the seed, `purpose` and the subject's identity alone."""
         return stable_seed(self.script.seed, purpose, subject.identity) / 2**64

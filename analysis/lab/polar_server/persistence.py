@@ -38,7 +38,6 @@ class ResultStore:
     ) -> None:
         self.save_dir = None if save_dir is None else Path(save_dir)
         self._max_field_bytes = max_field_bytes
-        self._numbers: dict[str, int] = {}
 
     def write_session(self, session: SessionRecord) -> str | None:
         """Write ``ses_<id>.json`` without ``trajectory.status`` and ``trajectory.error``; return its path.
@@ -54,15 +53,16 @@ class ResultStore:
         _replace(path, _ascii(stored_form(session.result)))
         return str(path)
 
-    def write_completion(self, record: dict[str, Any], *, task_id: str, session_id: str) -> str | None:
-        """Write one captured model call under its next number; return its path.
+    def write_completion(
+        self, record: dict[str, Any], *, task_id: str, session_id: str, number: int
+    ) -> str | None:
+        """Write one captured model call under its number in the session; return its path.
 
         `record` has the keys of the live form (``request``); the file says ``transformed_request`` and
         carries ``__written_at``. Bare NaN is possible in these files, as in Polar's.
         """
         if self.save_dir is None:
             return None
-        number = self._numbers[session_id] = self._numbers.get(session_id, 0) + 1
         folder = self.save_dir / f"task_{task_id}" / "sessions" / session_id / "completions"
         path = folder / f"{number:04d}-{record['completion_id']}.json"
         stored = {
@@ -72,10 +72,6 @@ class ResultStore:
         stored["__written_at"] = now_iso()
         _replace(path, json.dumps(stored).encode("ascii"))
         return str(path)
-
-    def forget_session(self, session_id: str) -> None:
-        """Drop the numbering of a session that is over."""
-        self._numbers.pop(session_id, None)
 
     def _limited(self, value: Any) -> Any:
         limit = self._max_field_bytes

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
+from fastapi import FastAPI
+
 from analysis.lab.polar_server.app import Services, create_app
+from analysis.lab.polar_server.completion_files import CompletionWriter
 from analysis.lab.polar_server.delivery import CallbackSender
 from analysis.lab.polar_server.events import EventHub
 from analysis.lab.polar_server.fault_kinds import kinds_of
 from analysis.lab.polar_server.faults import Fault, FaultEngine, FaultScript, Subject
 from analysis.lab.polar_server.front import Front
+from analysis.lab.polar_server.gateway import Gateway
+from analysis.lab.polar_server.gateway_app import TOKEN_HEADER, create_gateway_app
 from analysis.lab.polar_server.interception import Interceptor, RequestRecord
+from analysis.lab.polar_server.models import NodeRegistrationRequest, NodeStageMetrics
 from analysis.lab.polar_server.nodes import NodeRegistry
 from analysis.lab.polar_server.persistence import ResultStore
+from analysis.lab.polar_server.placement import GatewaySessions
+from analysis.lab.polar_server.remote_node import RemoteNodes
 from analysis.lab.polar_server.scripted import ScriptedSessions
-from analysis.lab.polar_server.sessions import TaskRunner
-from analysis.lab.polar_server.settings import ServerSettings
+from analysis.lab.polar_server.sessions import SessionSource, TaskRunner
+from analysis.lab.polar_server.settings import NodeSettings, ServerSettings
 from analysis.lab.polar_server.state import ServerState
 
 logger = logging.getLogger(__name__)
+
+ROLLOUT = "rollout"
+"""Name of the rollout server among the fronts; gateways go by their node id."""
 
 _CONNECTION_KINDS = kinds_of("connection")
 _SERVER_KINDS = kinds_of("server")
@@ -45,32 +56,53 @@ class PolarServer:
         self.nodes = NodeRegistry()
         self.sender = CallbackSender(notify=notify)
         self.requests: list[RequestRecord] = []
+        self.fronts: dict[str, Front] = {}
+        self.gateways: dict[str, Gateway] = {}
         self.scripted = ScriptedSessions(
             self.engine, self.hub, [node.node_id for node in self.settings.nodes]
         )
+        self._notify = notify
+        self._remote = RemoteNodes(self.settings)
+        self._placement = GatewaySessions(self.nodes, self.gateways, self._remote, self.hub)
+        store = ResultStore(self.settings.save_dir, max_field_bytes=self.settings.max_field_bytes)
+        self._writer = CompletionWriter(store) if self.settings.persist_completions else None
+        source: SessionSource = self.scripted if self.settings.scripted else self._placement
         self.runner = TaskRunner(
             state=self.state,
             hub=self.hub,
             engine=self.engine,
-            source=self.scripted,
-            store=ResultStore(self.settings.save_dir, max_field_bytes=self.settings.max_field_bytes),
+            source=source,
+            store=store,
             sender=self.sender,
             notify=notify,
         )
-        self._notify = notify
         self._timers: list[asyncio.TimerHandle] = []
         self._background: set[asyncio.Task[None]] = set()
-        services = Services(self.settings, self.runner, self.nodes, self.hub, lambda _: None)
-        self.front = self._make_front("rollout", create_app(services), self.settings.host, self.settings.port)
 
     @property
     def url(self) -> str:
         """Base URL of the rollout server."""
-        return self.front.url
+        return self.fronts[ROLLOUT].url
 
     async def start(self) -> None:
-        """Listen."""
-        await self.front.listen()
+        """Bind all ports and listen.
+
+        Raises
+        ------
+        OSError
+            When a port cannot be bound.
+        """
+        try:
+            services = Services(self.settings, self.runner, self.nodes, self.hub, self._remote.accept)
+            self._add_front(ROLLOUT, create_app(services), self.settings.host, self.settings.port)
+            self._remote.callback_url = f"{self.url}/callbacks/session_result"
+            for node in self.settings.nodes:
+                self._add_gateway(node)
+            for front in self.fronts.values():
+                await front.listen()
+        except BaseException:
+            await self.close()
+            raise
         self._arm()
 
     async def close(self, *, grace: float = 0.0) -> None:
@@ -79,10 +111,16 @@ class PolarServer:
         for task in list(self._background):
             task.cancel()
         await self.runner.close()
-        await self.front.close(grace=grace)
+        for gateway in self.gateways.values():
+            await gateway.aclose()
+        for front in self.fronts.values():
+            await front.close(grace=grace)
+        await self._remote.aclose()
         await self.sender.aclose()
         if self._background:
             await asyncio.wait(self._background, timeout=5.0)
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.close)
 
     def set_script(self, script: FaultScript) -> None:
         """Play another script from now on."""
@@ -94,44 +132,80 @@ class PolarServer:
         """Lose all tasks and everything in flight."""
         self.runner.forget_all()
 
-    async def stop_listening(self) -> None:
+    async def stop_listening(self, server: str = ROLLOUT) -> None:
         """Refuse connections and cut the live ones."""
-        await self.front.refuse()
+        await self.fronts[server].refuse()
         self._notify()
 
-    async def listen_again(self) -> None:
+    async def listen_again(self, server: str = ROLLOUT) -> None:
         """Accept connections on the same port again."""
-        await self.front.listen()
+        await self.fronts[server].listen()
         self._notify()
 
     def abort_connection(self, server: str, client: tuple[str, int] | None) -> None:
         """Reset the connection that a request came on."""
-        self._front_of(server).abort(client)
+        self.fronts[server].abort(client)
 
     def begin_outage(self, server: str, seconds: float) -> None:
         """Refuse connections to `server` for `seconds`."""
-        self._spawn(self._outage(self._front_of(server), seconds))
+        self._spawn(self._outage(self.fronts[server], seconds))
 
     def begin_restart(self, seconds: float) -> None:
         """Forget all tasks, and refuse connections to the rollout server for `seconds`."""
         self.runner.forget_all()
         if seconds > 0:
-            self._spawn(self._outage(self.front, seconds))
+            self.begin_outage(ROLLOUT, seconds)
 
-    def _front_of(self, server: str) -> Front:
-        return self.front
+    def _add_gateway(self, node: NodeSettings) -> None:
+        gateway = Gateway(
+            node,
+            newer=self.settings.newer,
+            writer=self._writer,
+            on_change=self._placement.room_changed,
+            deliver=self._deliver,
+        )
+        app = create_gateway_app(
+            gateway, control_token=self.settings.control_token, ping_seconds=self.settings.ping_seconds
+        )
+        front = self._add_front(node.node_id, app, node.host, node.port)
+        app.state.base_url = front.url
+        self.gateways[node.node_id] = gateway
+        registration = NodeRegistrationRequest(
+            node_id=node.node_id,
+            gateway_url=front.url,
+            max_init_workers=node.max_init_workers,
+            max_run_workers=node.max_run_workers,
+            max_postrun_workers=node.max_postrun_workers,
+            heartbeat_interval_seconds=self.settings.heartbeat_seconds,
+        )
 
-    def _make_front(self, server: str, app: Any, host: str, port: int) -> Front:
+        def probe() -> NodeStageMetrics | None:
+            return gateway.metrics() if front.listening else None
+
+        self.nodes.register(registration, probe=probe)
+
+    def _add_front(self, server: str, app: FastAPI, host: str, port: int) -> Front:
         interceptor = Interceptor(
-            app, server=server, engine=self.engine, controls=self, requests=self.requests, notify=self._notify
+            app,
+            server=server,
+            engine=self.engine,
+            controls=self,
+            requests=self.requests,
+            notify=self._notify,
         )
 
         def policy(ordinal: int) -> Fault | None:
-            subject = Subject(server=server, event=ordinal)
-            fired = self.engine.fire(_CONNECTION_KINDS, subject)
+            fired = self.engine.fire(_CONNECTION_KINDS, Subject(server=server, event=ordinal))
             return fired[0] if fired else None
 
-        return Front(interceptor, host=host, port=port, policy=policy, keep_alive=self.settings.keep_alive)
+        front = Front(interceptor, host=host, port=port, policy=policy, keep_alive=self.settings.keep_alive)
+        self.fronts[server] = front
+        return front
+
+    async def _deliver(self, url: str, result: dict[str, Any]) -> None:
+        token = self.settings.control_token
+        headers = {TOKEN_HEADER: token} if token is not None else {}
+        await self.sender.post_session_result(url, result, headers=headers)
 
     async def _outage(self, front: Front, seconds: float) -> None:
         await front.refuse()
@@ -140,7 +214,7 @@ class PolarServer:
         await front.listen()
         self._notify()
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._ended)
@@ -163,10 +237,11 @@ class PolarServer:
         self._timers.clear()
 
     def _timed_event(self, fault: Fault) -> None:
+        self.engine.count(fault)
         if fault.kind == "restart":
             self.begin_restart(fault.seconds)
         else:
-            self.begin_outage(fault.server or "rollout", fault.seconds)
+            self.begin_outage(fault.server or ROLLOUT, fault.seconds)
 
 
 def _timed(fault: Fault) -> bool:

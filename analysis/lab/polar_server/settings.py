@@ -8,7 +8,21 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """One gateway node: id, address, workers per stage, engine, and seconds to prepare a sandbox."""
+    """One gateway node.
+
+    Parameters
+    ----------
+    node_id, host, port
+        Name, and where it listens; port 0 takes a free one.
+    max_init_workers, max_run_workers, max_postrun_workers
+        Sessions per stage at a time.
+    model_served
+        Model name sent to the engine; empty keeps the agent's.
+    inference_url, engine
+        Base URL of the engine or router without ``/v1``, and its dialect: ``sglang`` or ``vllm``.
+    init_seconds
+        Time that preparing a sandbox takes.
+    """
 
     node_id: str = "node-1"
     host: str = "127.0.0.1"
@@ -48,6 +62,14 @@ class ServerSettings:
         Silence on ``/events`` before a ping.
     keep_alive
         Seconds an idle connection is kept.
+    max_field_bytes
+        Size above which one field of a completion file is cut.
+    persist_completions
+        Whether captured model calls are written below `save_dir`.
+    scripted
+        Play the fault script's synthetic sessions; else run agents on the gateways.
+    nodes
+        The gateways of this process; each listens on its own port.
     """
 
     host: str = "127.0.0.1"
@@ -62,4 +84,6 @@ class ServerSettings:
     ping_seconds: float = 15.0
     keep_alive: float = 75.0
     max_field_bytes: int = 1_048_576
+    persist_completions: bool = True
+    scripted: bool = True
     nodes: tuple[NodeSettings, ...] = (NodeSettings(),)

@@ -227,8 +227,8 @@ def _mean(values: list[Any]) -> float | None:
 class ServerState:
     """All tasks since the process started, and the counts that tests ask about.
 
-    `history` also holds records that were replaced or forgotten, `runs` counts them by id; both live outside the simulated process
-    memory.
+    `history` also holds records that were replaced or forgotten, `runs` counts them by id; both live
+    outside the simulated process memory.
     """
 
     tasks: dict[str, TaskRecord] = field(default_factory=dict)
