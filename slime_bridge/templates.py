@@ -6,7 +6,7 @@ The grammar, exactly:
 segment: a
   mapping's key, a list's index, else an attribute. Keys need not be identifiers, and may hold dots.
 - ``{name}`` or ``{name.more}`` of plain words (letters, digits, ``_``, ``-``) that starts with no such name
-is an error. - ``${NAME}`` without dots is a shell variable and stays, unless the context has that name. -
+is an error. - ``${NAME}`` and ``{ NAME }`` without dots belong to a shell and stay, unless the context has that name. -
 ``{{`` writes ``{``. ``}}`` writes ``}``, except where it closes single braces that stand as text, so that
 both
   ``{{"a": {{"b": 1}}}}`` and ``{"a": {"b": 1}}`` give valid JSON.
@@ -108,7 +108,8 @@ def _pieces(template: str, context: Mapping[str, Any], where: str) -> list[str]:
         else:
             placeholder = _PLACEHOLDER.match(template, start)
             path = placeholder[1].rstrip() if placeholder else ""
-            if placeholder and _is_placeholder(path, context, template.startswith("$", start - 1), where):
+            spelled_apart = template.startswith("$", start - 1) or template.startswith("{ ", start)
+            if placeholder and _is_placeholder(path, context, spelled_apart, where):
                 pieces.append(to_text(_look_up(path, context, where)))
                 position = placeholder.end()
             else:
@@ -120,10 +121,10 @@ def _pieces(template: str, context: Mapping[str, Any], where: str) -> list[str]:
     return pieces
 
 
-def _is_placeholder(path: str, context: Mapping[str, Any], after_dollar: bool, where: str) -> bool:
+def _is_placeholder(path: str, context: Mapping[str, Any], spelled_apart: bool, where: str) -> bool:
     if _root(path) in context:
         return True
-    if not _PLAIN_WORDS.fullmatch(path) or (after_dollar and "." not in path):
+    if not _PLAIN_WORDS.fullmatch(path) or (spelled_apart and "." not in path):
         return False
     raise TemplateError(
         f"{where}: {{{path}}} is unknown: there is no {_root(path)!r}{_suggest(_root(path), context)}; "
