@@ -1,6 +1,6 @@
 """The one door to Slime: its types where it is installed, equivalent stand-ins where it is not.
 
-Slime is imported by the first call that needs a type, never at import of the bridge. Answers are not
+Slime is imported by the first call that needs a type, never at import of the bridge. Types are not
 remembered, so a process that makes Slime importable later gets the real types from then on.
 
 Three situations are told apart. No package named ``slime``: stand-ins. THUDM's Slime: the real types, and an
@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any
@@ -159,6 +160,7 @@ def data_source_base() -> Any:
     return real
 
 
+@lru_cache(maxsize=8)
 def trajectory_key(sample_cls: Any) -> str:
     """Return the name of the field that all samples of one trajectory share.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from slime_bridge import _slime
+from slime_bridge._collection import collection_paused
 from slime_bridge.adapter import (
     ConversionOptions,
     SampleIdentity,
@@ -180,6 +181,15 @@ def convert_group(
         If a trainable trace has no reward and `missing_reward` is ``error``.
     """
     options = conversion_options(config, pushes_wait_for_turns=pushes_wait_for_turns)
+    with collection_paused():
+        return _converted(results, prompt_samples, options)
+
+
+def _converted(
+    results: Sequence[SessionResult | MalformedSession],
+    prompt_samples: Sequence[Any],
+    options: ConversionOptions,
+) -> GroupConversion:
     sample_cls = _slime.sample_class()
     if not prompt_samples:
         raise DataSourceError("the data source gave a prompt group without samples")

@@ -7,7 +7,6 @@ ends up with is the adapter's decision.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +49,7 @@ def stamp(result: SessionResult | None, name: str, trace: Trace | None = None) -
     traces = trajectory.traces if trace is None else [trace]
     places = [result.metadata, trajectory.metadata, trajectory.metadata.get("task_metadata")]
     for place in [*places, *(t.metadata for t in traces)]:
-        if isinstance(place, Mapping) and (value := place.get(name)) is not None:
+        if isinstance(place, dict) and (value := place.get(name)) is not None:
             return value
     return None
 
@@ -85,7 +84,7 @@ def polar_metadata(result: SessionResult | None, trace: Trace | None, trace_inde
 def new_sample(sample_cls: Any, identity: SampleIdentity, polar: dict[str, Any], **fields: Any) -> Any:
     """Return a sample with an identity, Polar's metadata and the given fields."""
     sample = sample_cls()
-    metadata = identity.metadata if isinstance(identity.metadata, Mapping) else {}
+    metadata = identity.metadata if isinstance(identity.metadata, dict) else {}
     values = {
         "group_index": identity.group_index,
         "index": identity.index,
@@ -113,7 +112,7 @@ class _Standing:
 
 def _standing(session: SessionStatus, trace: Trace) -> _Standing:
     verdict = trace.metadata.get("training_filter")
-    verdict = verdict if isinstance(verdict, Mapping) else {}
+    verdict = verdict if isinstance(verdict, dict) else {}
     failed = "ABORTED" if session == SessionStatus.TIMEOUT else "FAILED"
     if verdict.get("masked"):
         return _Standing(failed, trainable=False, zero_reward=True, removed=True)

@@ -34,6 +34,8 @@ LOGPROB_SENTINEL = -9999.0
 
 _MAX_SHARED_IDS = 1 << 20
 _TRAINABLE_RUN = re.compile(b"\x01+")
+# Shorter stretches are not worth the time.
+_MASKED_STRETCH = re.compile(b"\x00{16,}")
 
 
 class _SharedIds:
@@ -128,7 +130,7 @@ def checked_logprobs(logprobs: list[float] | None, flags: bytes) -> list[float]:
     Parameters
     ----------
     logprobs
-        As received; returned itself where nothing had to change.
+        As received; returned itself where no value had to change.
     flags
         The mask, one byte per response token.
 
@@ -149,6 +151,7 @@ def checked_logprobs(logprobs: list[float] | None, flags: bytes) -> list[float]:
     values = _as_floats(logprobs)
     # NaN makes both comparisons false.
     if not len(values) or (values.min() > LOGPROB_SENTINEL and values.max() < np.inf):
+        _share_zeros(logprobs, values, flags)
         return logprobs
     unusable = ~np.isfinite(values) | (values < LOGPROB_FLOOR) | (values == LOGPROB_SENTINEL)
     wrong = np.flatnonzero(unusable & (np.frombuffer(flags, dtype=np.uint8) == 1))
@@ -162,6 +165,14 @@ def checked_logprobs(logprobs: list[float] | None, flags: bytes) -> list[float]:
         return logprobs
     cleaned: list[float] = np.where(unusable, 0.0, values).tolist()
     return cleaned
+
+
+def _share_zeros(logprobs: list[float], values: NDArray[np.float64], flags: bytes) -> None:
+    """Let long masked stretches of 0.0, such as tool output, hold one float object instead of thousands."""
+    for run in _MASKED_STRETCH.finditer(flags):
+        start, end = run.span()
+        if not values[start:end].any():
+            logprobs[start:end] = [0.0] * (end - start)
 
 
 def _as_floats(logprobs: Sequence[float]) -> NDArray[np.float64]:

@@ -99,8 +99,9 @@ def read_turns(
     differs from the submitted one or from another call's: a constant equal to the stamp says nothing.
     """
     calls = metadata.get("completion_metadata")
-    entries = [call if isinstance(call, Mapping) else {} for call in calls] if isinstance(calls, list) else []
-    entries = entries or [metadata]
+    entries: list[Mapping[str, Any]] = [metadata]
+    if isinstance(calls, list) and calls:
+        entries = [call if isinstance(call, dict) else {} for call in calls]
     versions = _versions(entries, submitted_version)
     reasons = [_finish_reason(entry) for entry in entries]
     if finish_reason is not None:
@@ -148,16 +149,16 @@ def _versions(entries: Sequence[Mapping[str, Any]], submitted: Any) -> list[str 
 
 def _engine_version(entry: Mapping[str, Any]) -> str | None:
     meta_info = entry.get("meta_info")
-    inner = meta_info.get("weight_version") if isinstance(meta_info, Mapping) else None
+    inner = meta_info.get("weight_version") if isinstance(meta_info, dict) else None
     return _text(entry.get("weight_version", inner))
 
 
 def _finish_reason(entry: Mapping[str, Any]) -> str | None:
     meta_info = entry.get("meta_info")
     reason = entry.get("finish_reason")
-    if reason is None and isinstance(meta_info, Mapping):
+    if reason is None and isinstance(meta_info, dict):
         reason = meta_info.get("finish_reason")
-    if isinstance(reason, Mapping):
+    if isinstance(reason, dict):
         reason = reason.get("type")
     return reason if isinstance(reason, str) else None
 
