@@ -189,8 +189,6 @@ class Front:
                 await self._misbehave(loop, connection, fault)
 
     async def _hand_over(self, loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
-        # The event loop does this only for sockets that name their protocol; without it every answer waits for an ACK.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         date = formatdate(time.time(), usegmt=True).encode()
         self._state.default_headers = [(b"date", date), *self._config.encoded_headers]
         self._clients = {key: value for key, value in self._clients.items() if not value.is_closing()}
@@ -200,6 +198,8 @@ class Front:
             return protocol_class(config=self._config, server_state=self._state, app_state={})
 
         try:
+            # asyncio does this only for sockets that name their protocol; without it answers wait for an ACK.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             transport, protocol = await loop.connect_accepted_socket(create, connection)
         except OSError as error:  # the peer is gone already
             logger.debug("handing over a connection failed: %s", error)

@@ -24,6 +24,11 @@ kinds)::
     ])
     with serve_polar(script=script) as polar: ...
 
+Gateways have ports and faults of their own: ``Fault("response_status", on="pause", server="node-2",
+status=504)`` with ``serve_polar(gateways=2)``, and `polar.gateways["node-2"]`. With ``agents=True,
+inference_url=...`` sessions run agents on the gateways instead of the script's synthetic sessions; the
+other faults still apply.
+
 What a test can ask: `polar.requests`, `polar.submissions`, `polar.submits`, `polar.tasks`, `polar.history`,
 `polar.callbacks`, `polar.cancelled`, `polar.max_running_sessions`, `polar.fired`. What it can do:
 `forget_all`, `refuse`, `stop`, `restart`, `set_script`, `set_weight_version`, and `wait_until` to wait for
@@ -43,6 +48,7 @@ from typing import Any, TypeVar
 
 from analysis.lab.polar_server.delivery import CallbackRecord
 from analysis.lab.polar_server.faults import Fault, FaultScript
+from analysis.lab.polar_server.gate import GenerationGate
 from analysis.lab.polar_server.interception import RequestRecord
 from analysis.lab.polar_server.server import PolarServer
 from analysis.lab.polar_server.settings import NodeSettings, ServerSettings
@@ -52,6 +58,7 @@ from analysis.lab.polar_server.synthetic import Lognormal, SessionInfo, SessionP
 __all__ = [
     "Fault",
     "FaultScript",
+    "GatewayHandle",
     "Lognormal",
     "NodeSettings",
     "PolarHandle",
@@ -65,6 +72,51 @@ T = TypeVar("T")
 
 CALL_TIMEOUT = 30.0
 """Seconds that a call into the server's thread may take."""
+
+
+class GatewayHandle:
+    """One gateway of a running server; may be used from any thread."""
+
+    def __init__(self, owner: PolarHandle, node_id: str) -> None:
+        self._owner = owner
+        self.node_id = node_id
+
+    @property
+    def url(self) -> str:
+        """Base URL of the gateway."""
+        return self._owner.server.fronts[self.node_id].url
+
+    @property
+    def paused(self) -> bool:
+        """Whether the generation gate is closed."""
+        return self._gate.paused
+
+    @property
+    def inflight(self) -> int:
+        """Model calls in flight, with those that `add_inflight` made up."""
+        return self._gate.inflight
+
+    @property
+    def requests(self) -> list[RequestRecord]:
+        """The requests that this gateway got, in order."""
+        return [request for request in self._owner.requests if request.server == self.node_id]
+
+    def add_inflight(self, count: int) -> None:
+        """Make up `count` model calls in flight; a negative number ends some of them."""
+        act = self._gate.enter if count > 0 else self._gate.leave
+        self._owner.run(lambda: [act() for _ in range(abs(count))])
+
+    def stop(self) -> None:
+        """Cut and refuse connections to this gateway until `restart`."""
+        self._owner.call(self._owner.server.stop_listening(self.node_id))
+
+    def restart(self) -> None:
+        """Accept connections on the same port again."""
+        self._owner.call(self._owner.server.listen_again(self.node_id))
+
+    @property
+    def _gate(self) -> GenerationGate:
+        return self._owner.server.gateways[self.node_id].gate
 
 
 class PolarHandle:
@@ -92,6 +144,11 @@ class PolarHandle:
     def url(self) -> str:
         """Base URL of the rollout server."""
         return self.server.url
+
+    @property
+    def gateways(self) -> dict[str, GatewayHandle]:
+        """The gateways by node id."""
+        return {node_id: GatewayHandle(self, node_id) for node_id in self.server.gateways}
 
     @property
     def requests(self) -> list[RequestRecord]:
@@ -177,23 +234,23 @@ class PolarHandle:
 
     def forget_all(self) -> None:
         """Make the server forget all tasks, as a restart without downtime does; what is in flight is lost."""
-        self._call(_now(self.server.forget_all))
+        self.run(self.server.forget_all)
 
     def refuse(self, seconds: float) -> None:
         """Refuse connections for `seconds`, beginning before this returns; live connections are cut."""
-        self._call(self._refuse(seconds))
+        self.call(self._refuse(seconds))
 
     def stop(self) -> None:
         """Stop like a killed process, until `restart`: connections are cut and refused, all tasks lost."""
-        self._call(self._stop_serving())
+        self.call(self._stop_serving())
 
     def restart(self) -> None:
         """Come back on the same port, with empty memory, after `stop`; or stop and come back at once."""
-        self._call(self._restart())
+        self.call(self._restart())
 
     def set_script(self, script: FaultScript) -> None:
         """Play another script from now on."""
-        self._call(_now(lambda: self.server.set_script(script)))
+        self.run(lambda: self.server.set_script(script))
 
     def set_weight_version(self, version: int | None) -> None:
         """Let synthetic turns claim this weight version; None: the task's own `policy_version`."""
@@ -211,7 +268,12 @@ class PolarHandle:
         await self._stop_serving()
         await self.server.listen_again()
 
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, action: Callable[[], T]) -> T:
+        """Do something on the server's event loop and return what it returns."""
+        return self.call(_now(action))
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the server's event loop and return its result."""
         if self._loop is None or self._loop.is_closed():
             work.close()
             raise RuntimeError("the Polar server is not running")
@@ -269,6 +331,9 @@ def serve_polar(
     save_dir: str | Path | None = None,
     newer: bool = False,
     control_token: str | None = None,
+    gateways: int | None = None,
+    agents: bool = False,
+    inference_url: str = "",
     settings: ServerSettings | None = None,
 ) -> Iterator[PolarHandle]:
     """Run a Polar-compatible rollout server on a free loopback port for the length of a ``with`` block.
@@ -283,15 +348,28 @@ def serve_polar(
         Behave like newer servers (cancel route, early stop, more timing fields).
     control_token
         Token that newer servers ask for on control routes.
+    gateways
+        Number of gateways, named ``node-1`` and so on.
+    agents
+        Run agents on the gateways instead of synthetic sessions.
+    inference_url
+        Base URL of the engine or router behind the gateways.
     settings
         Everything else; the arguments above override it when they are given.
     """
     base = settings or ServerSettings()
+    nodes = base.nodes
+    if gateways is not None:
+        nodes = tuple(replace(nodes[0], node_id=f"node-{number + 1}", port=0) for number in range(gateways))
+    if inference_url:
+        nodes = tuple(replace(node, inference_url=inference_url) for node in nodes)
     chosen = replace(
         base,
         save_dir=save_dir if save_dir is not None else base.save_dir,
         newer=newer or base.newer,
         control_token=control_token if control_token is not None else base.control_token,
+        scripted=base.scripted and not agents,
+        nodes=nodes,
     )
     handle = PolarHandle(chosen, script)
     handle.start()
