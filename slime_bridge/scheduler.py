@@ -196,10 +196,10 @@ class Scheduler(Generic[P, R]):
             admitted.append(group)
         return admitted
 
-    def next_ready_at(self) -> float:
-        """Tell when (seconds) the next queued group may be admitted; infinity without one."""
+    def next_ready_at(self, now: float) -> float:
+        """Tell when (seconds) the next back-off ends; infinity where no queued group is in one."""
         times = (g.ready_at for g in self._live[GroupState.QUEUED].values() if not g.suspended)
-        return min(times, default=math.inf)
+        return min((time for time in times if time > now), default=math.inf)
 
     def restamp(self, group_id: int, now: float) -> int:
         """Stamp a group in flight for a new attempt; the result is the policy version it carries."""

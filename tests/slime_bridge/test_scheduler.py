@@ -171,9 +171,9 @@ class TestAdmission:
         first, second = draw_and_admit(scheduler)
         assert scheduler.requeue(first.group_id, reason="deadline", error="late", ready_at=5.0, counted=True)
         assert scheduler.admit(4.9) == []
-        assert scheduler.next_ready_at() == 5.0
+        assert scheduler.next_ready_at(4.9) == 5.0
         assert scheduler.admit(5.0) == [first]
-        assert scheduler.next_ready_at() == math.inf
+        assert scheduler.next_ready_at(5.0) == math.inf
         assert (first.prompt, first.admissions, first.last_error) == ("prompt 0", 2, "late")
         assert second.admissions == 1
 
