@@ -94,7 +94,11 @@ async def bind_sockets(host: str, port: int) -> list[socket.socket]:
         If the host does not resolve, or none of its addresses can be bound.
     """
     loop = asyncio.get_running_loop()
-    infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as exc:
+        # The resolver's own encoding refuses labels that are empty or too long before it looks anything up.
+        raise socket.gaierror(socket.EAI_NONAME, "not a host name") from exc
     bound: list[socket.socket] = []
     first_error: OSError | None = None
     for family, kind, proto, _, address in dict.fromkeys(infos):
