@@ -3,13 +3,12 @@
 The grammar, exactly:
 
 - ``{path}`` is a placeholder if `path` starts with a name that the context has. It is looked up segment by
-segment: a
-  mapping's key, a list's index, else an attribute. Keys need not be identifiers, and may hold dots.
+  segment: a mapping's key, a list's index, else an attribute. Keys need not be identifiers and may hold dots.
 - ``{name}`` or ``{name.more}`` of plain words (letters, digits, ``_``, ``-``) that starts with no such name
-is an error. - ``${NAME}`` and ``{ NAME }`` without dots belong to a shell and stay, unless the context has that name. -
-``{{`` writes ``{``. ``}}`` writes ``}``, except where it closes single braces that stand as text, so that
-both
-  ``{{"a": {{"b": 1}}}}`` and ``{"a": {"b": 1}}`` give valid JSON.
+  is an error.
+- ``${NAME}`` and ``{ NAME }`` without dots belong to a shell and stay, unless the context has that name.
+- ``{{`` writes ``{``. ``}}`` writes ``}``, except where it closes single braces that stand as text, so that
+  both ``{{"a": {{"b": 1}}}}`` and ``{"a": {"b": 1}}`` give valid JSON.
 - Every other brace is text: JSON, ``awk '{print $1}'``, ``{a,b}``, ``${NAME:-default}``.
 
 A string that is one placeholder becomes the value itself, with its type; in a longer string the value is put
