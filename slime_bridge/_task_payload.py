@@ -188,7 +188,7 @@ def _set_timeouts(
     if config.task_timeout_floor is not None:
         timeout = payload.get("timeout_seconds")
         timeout = _DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
-        seconds = _checked(timeout, number(above=0), sample, "the task's timeout_seconds")
+        seconds = _checked(timeout, number(above=0), sample, "the task's timeout_seconds", lax=True)
         if seconds < config.task_timeout_floor:
             payload["timeout_seconds"] = config.task_timeout_floor
     own = _metadata(sample).get("agent_timeout")
@@ -250,11 +250,11 @@ def _string_map(value: Any) -> dict[str, str]:
 _STRING_MAP = Parser(_string_map, "a mapping from variable names to strings")
 
 
-def _checked(value: Any, parser: Parser, sample: Any, name: str) -> Any:
-    """Parse one value of a sample; numbers must be numbers here, because no command line is involved."""
+def _checked(value: Any, parser: Parser, sample: Any, name: str, *, lax: bool = False) -> Any:
+    """Parse one value; unless `lax`, text is no number, because a dataset's row is no command line."""
     plain = value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
     try:
-        if isinstance(plain, str) and parser is not text:
+        if isinstance(plain, str) and parser is not text and not lax:
             raise ValueError
         return parser.convert(plain)
     except ValueError:

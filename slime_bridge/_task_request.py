@@ -24,7 +24,9 @@ TASK_ID_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
 """Task ids become directory names and URL segments on the server, which checks neither."""
 
 _TASK_ID = re.compile(TASK_ID_PATTERN)
+_UNSAFE = re.compile("[^A-Za-z0-9._-]+")
 _MAX_TASK_ID = 120
+_MAX_SUFFIX = 80
 
 
 def validate_task_id(task_id: object) -> str:
@@ -47,15 +49,15 @@ def safe_task_id(rendered: str, *, suffix: str = "") -> str:
     """Make a task id out of whatever a template rendered to.
 
     An id that is already safe stays as it is. Otherwise each run of other characters becomes one ``-``, the
-    text is cut to what fits, and ``-`` with eight hexadecimal digits of the SHA-256 of the original is added,
-    so that two different unsafe ids stay different.
+    text is cut to what fits, and ``-`` with eight hexadecimal digits of the SHA-256 of the original is put
+    before the suffix, so that two different unsafe ids stay different.
 
     Parameters
     ----------
     rendered
         The rendered template; must not be blank.
     suffix
-        Safe characters to end the id with, such as ``-a2``; never cut, outside the hash.
+        What the id ends with, such as ``-a2``; unsafe characters in it are replaced too.
 
     Returns
     -------
@@ -65,20 +67,19 @@ def safe_task_id(rendered: str, *, suffix: str = "") -> str:
     Raises
     ------
     TemplateError
-        If `rendered` is blank, or `suffix` cannot end an id.
+        If `rendered` is blank.
     """
     if not rendered.strip():
         raise TemplateError(
-            "the task id template rendered to a blank string: put an id such as {rollout_id} into it"
+            "polar_task_id_template rendered to a blank string: put an id such as {rollout_id} into it"
         )
-    if _TASK_ID.fullmatch(rendered + suffix):
-        return rendered + suffix
-    digest = hashlib.sha256(rendered.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    tail = f"-{digest}{suffix}"
-    stem = (
-        re.sub(r"[^A-Za-z0-9._-]+", "-", rendered).lstrip("-._")[: max(_MAX_TASK_ID - len(tail), 0)] or "task"
-    )
-    return validate_task_id(stem + tail)
+    original = rendered + suffix
+    if _TASK_ID.fullmatch(original):
+        return original
+    digest = hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    tail = f"-{digest}{_UNSAFE.sub('-', suffix)[-_MAX_SUFFIX:]}"
+    stem = _UNSAFE.sub("-", rendered).lstrip("-._")[: _MAX_TASK_ID - len(tail)] or "task"
+    return stem + tail
 
 
 class TaskRequest(msgspec.Struct, frozen=True, kw_only=True):

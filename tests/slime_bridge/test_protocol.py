@@ -291,6 +291,18 @@ class TestTolerance:
             decode_session_result(encode(with_trace(**trace)))
         assert f"$.trajectory.traces[0].{path}" in str(error.value)
 
+    @given(st.integers() | st.floats() | st.booleans() | st.text("0123456789.+-e ", max_size=6))
+    def test_numbers_that_pydantic_reads_are_read_alike(self, value):
+        """Nothing that a conforming server accepts is refused here, and it means the same."""
+        pydantic = pytest.importorskip("pydantic")
+        for field, kind in (("prompt_ids", int), ("response_logprobs", float)):
+            try:
+                expected = pydantic.TypeAdapter(kind).validate_python(value)
+            except pydantic.ValidationError:
+                continue
+            result = decode_session_result(encode(with_trace(**{field: [value]})))
+            assert same(getattr(result.trajectory.traces[0], field), [expected])
+
     def test_null_logprobs_are_nan_and_not_numbers(self):
         """A null among the logprobs was a NaN to the server; it is not mistaken for a probability of one."""
         result = decode_session_result(encode(with_trace(response_logprobs=[-0.5, None])))
@@ -573,6 +585,13 @@ class TestTaskId:
     def test_different_ids_stay_different(self, rendered):
         """Replacing unsafe characters never merges two tasks into one."""
         assert len({safe_task_id(text) for text in rendered}) == len(rendered)
+
+    @given(st.text(max_size=130))
+    def test_any_suffix_is_made_safe(self, suffix):
+        """A dataset's name in a suffix may be anything; names that look alike afterwards stay apart."""
+        task_id = safe_task_id("x", suffix=suffix)
+        assert validate_task_id(task_id) == task_id
+        assert safe_task_id("x", suffix="-a b") != safe_task_id("x", suffix="-a/b")
 
     def test_what_an_unsafe_id_becomes(self):
         """The form that the documentation states: readable, with the hash of the original."""
