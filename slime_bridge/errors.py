@@ -39,6 +39,7 @@ __all__ = [
     "AdvantageError",
     "BridgeError",
     "CallbackBindError",
+    "CandidatePoolError",
     "ConfigError",
     "ConservationError",
     "ConversionError",
@@ -219,6 +220,10 @@ class PolarOutageError(WorkerError, TimeoutError):
 
 class InfrastructureStreakError(WorkerError):
     """Raised when more groups in a row than allowed ended without a single trace."""
+
+
+class CandidatePoolError(WorkerError):
+    """Raised when too few sessions completed before the first training step, rejected groups counted."""
 
 
 class NoTrainableTokensError(WorkerError):
