@@ -2,31 +2,33 @@
 
 ::
 
-    BridgeError ├── ConfigError                    (ValueError)       a key, template or topology is wrong │
-    └── TemplateError                                 a placeholder or its value is wrong ├──
-    SlimeNotInstalledError         (ImportError)      THUDM's Slime is missing, or PyPI's namesake is in its
-    place ├── ProtocolError                  (ValueError)       bytes from Polar that are not what the
-    protocol says ├── ConversionError                (ValueError)       a session that cannot become samples │
-    ├── RolloutLogprobError                           masks or logprobs missing, misaligned or not finite │
-    └── MissingRewardError                            no reward where `polar_missing_reward` calls that an
-    error ├── AdvantageError                 (ValueError)       an estimator got arrays or parameters it
-    cannot use ├── DataSourceError                (RuntimeError)     the data source broke its contract │
-    └── DataSourceExhaustedError                      it has no prompts left to give ├── TransportError
-    (ConnectionError)  no usable answer: refused, timed out, 5xx; worth a retry ├── SubmitRejectedError
-    (ValueError)       the server refused a request for good (3xx, 4xx) ├── TaskUnknownError
-    (LookupError)      the server does not know this task (any more) ├── TaskConflictError
-    (RuntimeError)     the server already runs this task ├── TaskFailedError                (RuntimeError)
-    the server gave a task up as a whole ├── InfrastructureError            (RuntimeError)     one group got
-    no result within its deadline and attempts ├── CallbackBindError              (OSError)          the
-    callback listener could not bind its address ├── WorkerError                    (RuntimeError)     the
-    rollout worker cannot go on │   ├── WorkerStoppedError                            it was stopped while a
-    call was waiting │   ├── PolarOutageError           (TimeoutError)     the rollout server stayed away
-    longer than allowed │   ├── InfrastructureStreakError                     too many groups in a row failed
-    without a trace │   └── NoTrainableTokensError                        too many groups in a row carried
-    nothing to train on ├── ConservationError              (AssertionError)   the books of drawn and ended
-    groups do not add up: a bug ├── EvaluationError                (RuntimeError)     an evaluation could not
-    be prepared or finished └── JournalError                   (OSError)          the journal's folder cannot
-    be used
+    BridgeError
+    ├── ConfigError                 (ValueError)       a key, template or topology is wrong
+    │   └── TemplateError                              a placeholder or its value is wrong
+    ├── SlimeNotInstalledError      (ImportError)      THUDM's Slime is missing, or its namesake in its place
+    ├── ProtocolError               (ValueError)       bytes from Polar that are not what the protocol says
+    ├── ConversionError             (ValueError)       a session that cannot become samples
+    │   ├── RolloutLogprobError                        masks or logprobs missing, misaligned or not finite
+    │   └── MissingRewardError                         no reward where `polar_missing_reward` is ``error``
+    ├── AdvantageError              (ValueError)       an estimator got arrays or parameters it cannot use
+    ├── DataSourceError             (RuntimeError)     the data source broke its contract
+    │   └── DataSourceExhaustedError                   it has no prompts left to give
+    ├── TransportError              (ConnectionError)  no usable answer: refused, timed out, 5xx
+    ├── SubmitRejectedError         (ValueError)       the server refused a request for good (3xx, 4xx)
+    ├── TaskUnknownError            (LookupError)      the server does not know this task (any more)
+    ├── TaskConflictError           (RuntimeError)     the server already runs this task
+    ├── TaskFailedError             (RuntimeError)     the server gave a task up as a whole
+    ├── InfrastructureError         (RuntimeError)     one group got no result within its deadline and attempts
+    ├── CallbackBindError           (OSError)          the callback listener could not bind its address
+    ├── WorkerError                 (RuntimeError)     the rollout worker cannot go on
+    │   ├── WorkerStoppedError                         it was stopped while a call was waiting
+    │   ├── PolarOutageError        (TimeoutError)     the rollout server stayed away longer than allowed
+    │   ├── InfrastructureStreakError                  too many groups in a row failed without a trace
+    │   ├── CandidatePoolError                         too few sessions complete before training has begun
+    │   └── NoTrainableTokensError                     too many groups in a row carried nothing to train on
+    ├── ConservationError           (AssertionError)   the books of groups do not add up: a bug
+    ├── EvaluationError             (RuntimeError)     an evaluation could not be prepared or finished
+    └── JournalError                (OSError)          the journal's folder cannot be used
 
 Each class also derives from the builtin that a caller would already catch. Errors about one group or session
 are data for the worker (they become a verdict, a retry or a requeue); errors under `WorkerError` and
