@@ -9,14 +9,8 @@ from fastapi import APIRouter, Body, Depends, FastAPI, Header, HTTPException, Qu
 from starlette.responses import Response, StreamingResponse
 
 from analysis.lab.polar_server.events import HEADERS, EventHub
-from analysis.lab.polar_server.models import (
-    NewerSessionResult,
-    NewerTaskRequest,
-    NodeHeartbeatRequest,
-    NodeRegistrationRequest,
-    SessionResult,
-    TaskRequest,
-)
+from analysis.lab.polar_server.models import NewerSessionResult, NewerTaskRequest, SessionResult, TaskRequest
+from analysis.lab.polar_server.node_models import NodeHeartbeatRequest, NodeRegistrationRequest
 from analysis.lab.polar_server.nodes import NodeRegistry, UnknownNodeError
 from analysis.lab.polar_server.sessions import TaskRunner
 from analysis.lab.polar_server.settings import ServerSettings

@@ -253,7 +253,8 @@ class FaultEngine:
     def task_subject(self, task_id: str, instruction: str, **extra: Any) -> Subject:
         """Return the subject for a task, giving it an ordinal and an attempt number at first sight."""
         ordinal = self._ordinals.setdefault(task_id, len(self._ordinals))
-        if self._attempts.get(task_id, ("", 0))[0] != instruction:
+        known = self._attempts.get(task_id)
+        if known is None or known[0] != instruction:
             self._attempts[task_id] = (instruction, self._instructions[instruction])
             self._instructions[instruction] += 1
         attempt = self._attempts[task_id][1]

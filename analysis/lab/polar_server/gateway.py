@@ -14,7 +14,7 @@ from analysis.lab.polar_server.completion_files import CompletionWriter
 from analysis.lab.polar_server.events import EventHub
 from analysis.lab.polar_server.gate import GenerationGate
 from analysis.lab.polar_server.gateway_sessions import GatewaySession, SessionStages
-from analysis.lab.polar_server.models import NodeStageMetrics, SessionDispatchRequest
+from analysis.lab.polar_server.node_models import NodeStageMetrics, SessionDispatchRequest
 from analysis.lab.polar_server.proxy import Capture, InferenceProxy
 from analysis.lab.polar_server.results import failed_trajectory, session_result
 from analysis.lab.polar_server.settings import NodeSettings

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from analysis.lab.polar_server.events import HEADERS
 from analysis.lab.polar_server.gateway import SESSION_ID_PATTERN, Gateway, SessionRefusedError
 from analysis.lab.polar_server.gateway_sessions import GatewaySession
-from analysis.lab.polar_server.models import SessionDispatchRequest
+from analysis.lab.polar_server.node_models import SessionDispatchRequest
 from analysis.lab.polar_server.proxy import Capture, UpstreamError
 from analysis.lab.polar_server.state import encode
 

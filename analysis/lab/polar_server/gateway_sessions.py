@@ -12,7 +12,7 @@ from analysis.lab.polar_server.agents import AgentContext, AgentResult, make_age
 from analysis.lab.polar_server.builders import make_builder
 from analysis.lab.polar_server.evaluators import attach_rewards, make_evaluator
 from analysis.lab.polar_server.gate import StagePool
-from analysis.lab.polar_server.models import SessionDispatchRequest
+from analysis.lab.polar_server.node_models import SessionDispatchRequest
 from analysis.lab.polar_server.proxy import Capture, InferenceProxy
 from analysis.lab.polar_server.results import failed_trajectory, lifted, session_result
 from analysis.lab.polar_server.settings import NodeSettings

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from analysis.lab.polar_server.models import NodeRegistrationRequest, NodeStageMetrics
+from analysis.lab.polar_server.node_models import NodeRegistrationRequest, NodeStageMetrics
 
 
 class UnknownNodeError(KeyError):

@@ -10,7 +10,8 @@ from typing import Any
 from analysis.lab.polar_server.events import EventHub
 from analysis.lab.polar_server.faults import Fault
 from analysis.lab.polar_server.gateway import Gateway
-from analysis.lab.polar_server.models import AgentSpec, NewerTaskRequest, SessionDispatchRequest, TaskRequest
+from analysis.lab.polar_server.models import AgentSpec, NewerTaskRequest, TaskRequest
+from analysis.lab.polar_server.node_models import SessionDispatchRequest
 from analysis.lab.polar_server.nodes import Node, NodeRegistry
 from analysis.lab.polar_server.remote_node import DispatchFailedError, RemoteNodes
 from analysis.lab.polar_server.results import failed_trajectory, lifted, session_result

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from analysis.lab.polar_server.gateway_app import TOKEN_HEADER
-from analysis.lab.polar_server.models import SessionDispatchRequest
+from analysis.lab.polar_server.node_models import SessionDispatchRequest
 from analysis.lab.polar_server.nodes import Node
 from analysis.lab.polar_server.results import failed_trajectory, lifted, session_result
 from analysis.lab.polar_server.settings import ServerSettings

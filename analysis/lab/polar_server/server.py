@@ -20,7 +20,7 @@ from analysis.lab.polar_server.front import Front
 from analysis.lab.polar_server.gateway import Gateway
 from analysis.lab.polar_server.gateway_app import TOKEN_HEADER, create_gateway_app
 from analysis.lab.polar_server.interception import Interceptor, RequestRecord
-from analysis.lab.polar_server.models import NodeRegistrationRequest, NodeStageMetrics
+from analysis.lab.polar_server.node_models import NodeRegistrationRequest, NodeStageMetrics
 from analysis.lab.polar_server.nodes import NodeRegistry
 from analysis.lab.polar_server.persistence import ResultStore
 from analysis.lab.polar_server.placement import GatewaySessions
@@ -100,7 +100,7 @@ class PolarServer:
                 self._add_gateway(node)
             for front in self.fronts.values():
                 await front.listen()
-        except BaseException:
+        except BaseException:  # whatever kept it from starting, the ports that are bound must be freed
             await self.close()
             raise
         self._arm()

@@ -1,4 +1,4 @@
-"""Which ids and logprobs the gateway reads out of an engine's answer, and what happens when some are missing."""
+"""Which ids and logprobs the gateway reads out of an engine's answer, and what it makes of gaps."""
 
 from __future__ import annotations
 
