@@ -18,7 +18,7 @@
     ├── TaskUnknownError            (LookupError)      the server does not know this task (any more)
     ├── TaskConflictError           (RuntimeError)     the server already runs this task
     ├── TaskFailedError             (RuntimeError)     the server gave a task up as a whole
-    ├── InfrastructureError         (RuntimeError)     one group got no result within its deadline and attempts
+    ├── InfrastructureError         (RuntimeError)     a group got no result within its deadline and attempts
     ├── CallbackBindError           (OSError)          the callback listener could not bind its address
     ├── WorkerError                 (RuntimeError)     the rollout worker cannot go on
     │   ├── WorkerStoppedError                         it was stopped while a call was waiting
