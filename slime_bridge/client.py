@@ -205,7 +205,10 @@ class PolarClient:
             The answer is no receipt.
         """
         path = "/rollout/task/submit"
-        answer = await self._exchange("POST", path, content=body)
+        try:
+            answer = await self._exchange("POST", path, content=body)
+        except TaskUnknownError as exc:
+            raise SubmitRejectedError(str(exc), status_code=404) from exc
         return (await self._decode(decode_submit_receipt, answer, "POST", path)).task_id
 
     async def get_task(self, task_id: str) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from slime_bridge._attempt import Attempt, Services, TaskForgottenError
@@ -100,7 +101,16 @@ class Collector:
         if tasks is None:
             return None
         tasks.cancel_scope.cancel()
-        return await tasks.__aexit__(kind, exc, traceback)
+        try:
+            return await tasks.__aexit__(kind, exc, traceback)
+        except BaseExceptionGroup as group:
+            # One failure is one exception: the caller's own as it was, or the poller's as itself.
+            if len(group.exceptions) != 1:
+                raise
+            failure = group.exceptions[0]
+        if failure is exc:
+            return False
+        raise failure
 
 
 async def collect_task(
@@ -150,6 +160,7 @@ async def collect_task(
     attempt: Attempt | None = None
     with anyio.CancelScope(deadline=deadline):
         for number in range(1, collector._max_task_attempts + 1):
+            await anyio.lowlevel.checkpoint_if_cancelled()
             attempt = Attempt(services, build_request(number), number, on_event)
             try:
                 return await attempt.run()
