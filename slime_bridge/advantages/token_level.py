@@ -168,7 +168,7 @@ class ReinforcePlusPlusBaseline(AdvantageEstimator):
     kl_coef: float = 0.0
     normalize: bool = True
     formula: ClassVar[str] = (
-        "A_t = r - mean of m_j - kl_coef * kl_t, then (A - mean) / sqrt(variance + 1e-8) over trainable tokens"
+        "A_t = r - mean of m_j - kl_coef kl_t, then (A - mean) / sqrt(variance + 1e-8) over trainable tokens"
     )
     source: ClassVar[str] = (
         "Hu et al. 2025, arXiv:2501.03262; numbers as in Slime's reinforce_plus_plus_baseline"
