@@ -95,6 +95,7 @@ class Scheduler(Generic[P, R]):
     _ids: itertools.count[int] = field(default_factory=itertools.count, init=False)
     _sessions: int = field(default=0, init=False)
     _reserved: int = field(default=0, init=False)
+    _claimed: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         for name in ("max_groups", "max_sessions", "max_failures", "draw_quantum"):
@@ -109,12 +110,8 @@ class Scheduler(Generic[P, R]):
     def request(self, rollout_id: int, wanted: int) -> RequestNote | None:
         """Begin a call: from now on submissions carry this rollout id, and prompts may be drawn.
 
-        Parameters
-        ----------
-        rollout_id
-            The trainer's rollout id. It may jump in either direction; the returned note says so.
-        wanted
-            How many accepted groups the call needs, at least 1.
+        The rollout id may jump in either direction; the returned note says so. `wanted` is how many accepted
+        groups the call needs, at least 1.
         """
         if self._call is not None:
             raise RuntimeError(f"the call for rollout {self._call.rollout_id} has not ended")
@@ -137,24 +134,21 @@ class Scheduler(Generic[P, R]):
         if self._call is None:
             return 0
         target = max(self.window or 0, self._call.wanted)
-        deficit = target - sum(len(groups) for groups in self._live.values())
+        # A suspended group is replaced at once: what becomes of the replacement tells who is at fault.
+        queued = sum(1 for group in self._live[GroupState.QUEUED].values() if not group.suspended)
+        taken = queued + len(self._live[GroupState.IN_FLIGHT])
+        held = len(self._live[GroupState.BUFFERED]) + len(self._live[GroupState.HANDED])
+        deficit = target - taken - held
         if deficit <= 0:
             return 0
         deficit = -(-deficit // self.draw_quantum) * self.draw_quantum
-        taken = len(self._live[GroupState.IN_FLIGHT]) + len(self._live[GroupState.QUEUED])
         return max(0, min(deficit, self.max_groups - taken))
 
     def add(self, prompts: Iterable[tuple[P, int]], now: float) -> list[Group[P, R]]:
         """Take drawn prompts in.
 
-        Parameters
-        ----------
-        prompts
-            Pairs of the prompt as drawn and its number of sessions, at least 1.
-        now
-            Seconds.
-
-        The result is the new groups, queued, in the order given.
+        `prompts` are pairs of the prompt as drawn and its number of sessions, at least 1. The result is the new
+        groups, queued, in the order given.
         """
         added: list[Group[P, R]] = []
         for prompt, sessions in prompts:
@@ -186,7 +180,7 @@ class Scheduler(Generic[P, R]):
                 break
             if group.suspended or group.ready_at > now:
                 continue
-            if not self._fits(group.sessions):
+            if not self._fits(group.sessions, beside=self._claimed):
                 break
             group.admissions += 1
             group.submitted_at = now
@@ -211,16 +205,20 @@ class Scheduler(Generic[P, R]):
         return self.version
 
     def reserve(self, sessions: int) -> bool:
-        """Take session slots for work outside the scheduler; False when they are not free now."""
-        if not self._fits(sessions):
-            return False
-        self._reserved += sessions
-        return True
+        """Take session slots for work outside the scheduler; False when they are not free now.
+
+        A refused claim stands until it is granted or withdrawn: new groups leave room for it.
+        """
+        granted = self._fits(sessions)
+        self._claimed = 0 if granted else sessions
+        self._reserved += sessions if granted else 0
+        return granted
 
     def release(self, sessions: int) -> None:
-        """Give slots taken with `reserve` back."""
+        """Give slots taken with `reserve` back, and withdraw a claim that was refused."""
         if not 0 <= sessions <= self._reserved:
             raise ValueError(f"cannot release {sessions} of {self._reserved} reserved sessions")
+        self._claimed = 0
         self._reserved -= sessions
 
     # Outcomes
@@ -359,8 +357,8 @@ class Scheduler(Generic[P, R]):
 
     # Steps
 
-    def _fits(self, sessions: int) -> bool:
-        used = self._sessions + self._reserved
+    def _fits(self, sessions: int, beside: int = 0) -> bool:
+        used = self._sessions + self._reserved + beside
         return used == 0 or used + sessions <= self.max_sessions
 
     def _lag(self, group: Group[P, R]) -> int:

@@ -199,6 +199,34 @@ class TestAdmission:
         with pytest.raises(ValueError, match="cannot release"):
             scheduler.release(1)
 
+    def test_refused_claim_comes_before_new_groups(self):
+        """Evaluation that had to wait is not starved by training."""
+        scheduler = make(max_sessions=4)
+        scheduler.request(0, 4)
+        draw(scheduler, 2, sessions=2)
+        first, second = scheduler.admit(0.0)
+        draw(scheduler, 1, sessions=2)
+        assert not scheduler.reserve(3)
+        scheduler.reject(first.group_id, "x")
+        assert scheduler.admit(0.0) == []
+        scheduler.reject(second.group_id, "x")
+        assert scheduler.admit(0.0) == []
+        assert scheduler.reserve(3)
+        scheduler.release(3)
+        assert len(scheduler.admit(0.0)) == 1
+
+    def test_withdrawn_claim_blocks_nobody(self):
+        """An evaluation that was given up leaves no gap."""
+        scheduler = make(max_sessions=2)
+        scheduler.request(0, 2)
+        draw(scheduler, 1, sessions=2)
+        (first,) = scheduler.admit(0.0)
+        draw(scheduler, 1, sessions=2)
+        assert not scheduler.reserve(2)
+        scheduler.release(0)
+        scheduler.reject(first.group_id, "x")
+        assert len(scheduler.admit(0.0)) == 1
+
 
 class TestVersions:
     def test_stamp_is_the_latest_call_at_submission_and_stays(self):
@@ -366,6 +394,7 @@ class TestFailures:
         scheduler.suspend(first.group_id, reason="submit_rejected", error="422")
         assert scheduler.admit(99.0) == []
         assert scheduler.counts(0.0).suspended == 1
+        assert scheduler.to_draw() == 1
         assert scheduler.give_up_suspended("submit_rejected") == [first]
         assert first.state is GroupState.GIVEN_UP
         assert second.state is GroupState.IN_FLIGHT
