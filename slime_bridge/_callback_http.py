@@ -148,15 +148,14 @@ class HttpExchange:
         if allow is not None:
             headers.append(("Allow", allow))
         reason = http.HTTPStatus(status).phrase.encode()
-        self._send(h11.Response(status_code=status, headers=headers, reason=reason))
+        events: list[h11.Event] = [h11.Response(status_code=status, headers=headers, reason=reason)]
         if self._method != b"HEAD":
-            self._send(h11.Data(data=content))
-        self._send(h11.EndOfMessage())
+            events.append(h11.Data(data=content))
+        self._send(*events, h11.EndOfMessage())
 
-    def _send(self, event: h11.Event) -> None:
-        data = self._http.send(event)
-        if data:
-            self._writer.write(data)
+    def _send(self, *events: h11.Event) -> None:
+        # One write for all: each would be a system call and a packet of its own.
+        self._writer.write(b"".join(self._http.send(event) or b"" for event in events))
 
     async def finish(self) -> None:
         """Flush the answer and close the connection.

@@ -297,6 +297,10 @@ class CallbackListener:
             if scope.cancelled_caught:
                 self._count(CallbackKind.SLOW, "no complete request in time")
             await exchange.finish()
+        except asyncio.CancelledError:
+            # Only the end of the listener or the loop cancels this task; streams of some Python versions
+            # report a cancelled connection task as a failure.
+            logger.debug("A callback connection was open when the listener closed")
         except Exception:
             # Nobody awaits this task: without the log line a bug here would be a callback that silently got
             # lost.

@@ -84,10 +84,10 @@ def connection_limits(concurrency: int) -> httpx.Limits:
     """
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, got {concurrency}")
-    # Idle connections close before the five seconds of common servers: a submit that meets a closing
-    # connection is ambiguous.
+    # Idle connections close before the five seconds of common servers, because a submit that meets a closing
+    # connection is ambiguous; few of them are kept, because the pool looks at each one for every request.
     return httpx.Limits(
-        max_connections=concurrency + 8, max_keepalive_connections=min(concurrency, 32), keepalive_expiry=2.0
+        max_connections=concurrency + 8, max_keepalive_connections=min(concurrency, 8), keepalive_expiry=2.0
     )
 
 

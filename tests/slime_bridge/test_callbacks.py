@@ -607,7 +607,9 @@ class TestLife:
         run_real(main())
 
     @pytest.mark.parametrize("cancelled", [False, True])
-    def test_closing_does_not_wait_for_open_connections(self, cancelled: bool) -> None:
+    def test_closing_does_not_wait_for_open_connections(
+        self, cancelled: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """A stop does not take longer because somebody holds a connection, nor while being cancelled."""
 
         async def main() -> None:
@@ -630,6 +632,7 @@ class TestLife:
             assert len(asyncio.all_tasks()) == 1
 
         run_real(main())
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
     def test_bug_in_a_consumer_is_logged_not_lost(self, caplog: pytest.LogCaptureFixture) -> None:
         """An exception while a body is handed over leaves a traceback in the log, and the body in place."""

@@ -763,7 +763,7 @@ class TestAgainstServer:
     @pytest.mark.parametrize(
         ("fault", "reason"),
         [
-            (Fault("connection_reset"), "cut"),
+            (Fault("connection_reset"), "cut or refused"),
             (Fault("connection_half_open"), "timeout"),
             (Fault("connection_garbage", value="hello\r\n\r\n"), "cut"),
             (Fault("response_hang"), "timeout"),
@@ -781,6 +781,7 @@ class TestAgainstServer:
                 async with PolarClient(polar.url, timeout=0.5) as client:
                     error = await _error(client.submit(self.TASK))
                 assert isinstance(error, TransportError)
-                assert error.reason == reason
+                # A reset may come while the connection is still being made.
+                assert error.reason in reason.split(" or ")
 
             run_real(main())
