@@ -155,6 +155,17 @@ class Fault:
         )
 
     @property
+    def timed(self) -> bool:
+        """Whether this outage or restart happens at its time, rather than when a request comes."""
+        conditions = (self.on, self.path, self.method)
+        return (
+            KINDS[self.kind].scope == "server"
+            and self.since > 0
+            and not self.needs_task
+            and all(condition is None for condition in conditions)
+        )
+
+    @property
     def needs_task(self) -> bool:
         """Whether a request has to be traced to its task to decide about this rule."""
         conditions = (self.tasks, self.attempts, self.instruction, self.task_id)
@@ -266,16 +277,25 @@ class FaultEngine:
             return self.task_subject(task_id, self._attempts[task_id][0], **extra)
         return Subject(task_id=task_id, **extra)
 
-    def fire(self, kinds: Iterable[str], subject: Subject) -> list[Fault]:
-        """Return the rules of `kinds` that fire for `subject`, in the script's order, and count them."""
-        wanted = set(kinds)
-        positions = sorted(index for kind in wanted for index in self._by_kind.get(kind, ()))
+    def fire(self, kinds: Iterable[str], subject: Subject, *, first: bool = False) -> list[Fault]:
+        """Return the rules of `kinds` that fire for `subject`, in the script's order, and count them.
+
+        With `first` only the first one is tried to its end: at most one fires, and later rules see nothing of
+        the subject.
+        """
+        positions = sorted(index for kind in set(kinds) for index in self._by_kind.get(kind, ()))
         age = self.age
-        return [self.script.faults[index] for index in positions if self._fires(index, subject, age)]
+        fired = []
+        for index in positions:
+            if self._fires(index, subject, age):
+                fired.append(self.script.faults[index])
+                if first:
+                    break
+        return fired
 
     def _fires(self, position: int, subject: Subject, age: float) -> bool:
         fault = self.script.faults[position]
-        if not fault.matches(subject, age):
+        if fault.timed or not fault.matches(subject, age):
             return False
         self._seen[position] += 1
         if self._seen[position] <= fault.skip:
@@ -288,7 +308,7 @@ class FaultEngine:
         return True
 
     def count(self, fault: Fault) -> None:
-        """Count a rule that fired by itself, at its time; requests do not fire it any more."""
+        """Count a rule that fired by itself, at its time."""
         for position, candidate in enumerate(self.script.faults):
             if candidate is fault:
                 self.fired[position] += 1

@@ -28,7 +28,7 @@ ConnectionPolicy = Callable[[int], Fault | None]
 """Maps the ordinal of an accepted connection to the fault it meets, or None."""
 
 _RESET = struct.pack("ii", 1, 0)
-_BIND_ATTEMPTS = 50
+_REBIND_ATTEMPTS = 50
 
 
 class Front:
@@ -44,6 +44,13 @@ class Front:
         Decides about each accepted connection.
     keep_alive
         Seconds after which an idle connection is closed.
+
+    Attributes
+    ----------
+    port
+        The TCP port, the same for the front's whole life.
+    accepted
+        Connections accepted so far.
     """
 
     def __init__(
@@ -70,13 +77,9 @@ class Front:
         self._held: set[socket.socket] = set()
         self._clients: dict[tuple[str, int], asyncio.Transport] = {}
         self._acceptor: asyncio.Task[None] | None = None
-        self._socket = self._bind(port)
+        self._socket = self._bind(port, attempts=1)
+        self.port = int(self._socket.getsockname()[1])
         self.accepted = 0
-
-    @property
-    def port(self) -> int:
-        """The TCP port, the same for the front's whole life."""
-        return int(self._socket.getsockname()[1])
 
     @property
     def url(self) -> str:
@@ -94,9 +97,9 @@ class Front:
         """Number of live connections."""
         return len(self._state.connections) + len(self._held)
 
-    def _bind(self, port: int) -> socket.socket:
+    def _bind(self, port: int, *, attempts: int) -> socket.socket:
         last: OSError | None = None
-        for _ in range(_BIND_ATTEMPTS if port else 1):
+        for _ in range(attempts):
             bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             bound.setblocking(False)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -126,9 +129,8 @@ class Front:
         acceptor.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await acceptor
-        port = self.port
         self._socket.close()
-        self._socket = self._bind(port)
+        self._socket = self._bind(self.port, attempts=_REBIND_ATTEMPTS)
         self._cut_all()
 
     async def close(self, *, grace: float = 0.0) -> None:

@@ -19,6 +19,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _REQUEST_KINDS = kinds_of("request", "server")
+_DELAY_KINDS = frozenset({"response_slow"})
 _SUBMIT_PATH = "/rollout/task/submit"
 
 
@@ -101,7 +102,8 @@ class Interceptor:
         if not self._engine.has(_REQUEST_KINDS):
             return []
         subject = self._subject(record)
-        return self._engine.fire(_REQUEST_KINDS, subject)
+        delays = self._engine.fire(_DELAY_KINDS, subject)
+        return delays + self._engine.fire(_REQUEST_KINDS - _DELAY_KINDS, subject, first=True)
 
     def _subject(self, record: RequestRecord) -> Subject:
         common: dict[str, Any] = {"server": self._server, "method": record.method, "path": record.path}
@@ -117,10 +119,10 @@ class Interceptor:
     async def _serve(self, scope: Message, receive: Receive, send: Send, faults: list[Fault]) -> None:
         """Play `faults` one after the other, then answer, unless a fault took the answer away."""
         for fault in faults:
-            if fault.kind == "response_slow":
+            if fault.kind in _DELAY_KINDS:
                 await asyncio.sleep(fault.seconds)
         for fault in faults:
-            if fault.kind != "response_slow":
+            if fault.kind not in _DELAY_KINDS:
                 await self._play(scope, receive, send, fault)
                 return
         await self._app(scope, receive, send)

@@ -195,7 +195,7 @@ class PolarServer:
         )
 
         def policy(ordinal: int) -> Fault | None:
-            fired = self.engine.fire(_CONNECTION_KINDS, Subject(server=server, event=ordinal))
+            fired = self.engine.fire(_CONNECTION_KINDS, Subject(server=server, event=ordinal), first=True)
             return fired[0] if fired else None
 
         front = Front(interceptor, host=host, port=port, policy=policy, keep_alive=self.settings.keep_alive)
@@ -228,7 +228,7 @@ class PolarServer:
         """Start the timers of outages and restarts that happen at a time rather than at a request."""
         loop = asyncio.get_running_loop()
         for fault in self.engine.script.faults:
-            if fault.kind in _SERVER_KINDS and _timed(fault):
+            if fault.timed:
                 self._timers.append(loop.call_later(fault.since, self._timed_event, fault))
 
     def _disarm(self) -> None:
@@ -242,11 +242,6 @@ class PolarServer:
             self.begin_restart(fault.seconds)
         else:
             self.begin_outage(fault.server or ROLLOUT, fault.seconds)
-
-
-def _timed(fault: Fault) -> bool:
-    conditions = (fault.on, fault.path, fault.method)
-    return fault.since > 0 and not fault.needs_task and all(condition is None for condition in conditions)
 
 
 def _with_single_outages(script: FaultScript) -> FaultScript:

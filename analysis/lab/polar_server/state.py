@@ -79,23 +79,32 @@ class SessionRecord:
     @property
     def reward(self) -> float | None:
         """The last trace's reward, else the outcome that the evaluator reported, else None."""
-        trajectory = (self.result or {}).get("trajectory")
-        if not isinstance(trajectory, dict):
-            return None
-        traces = trajectory.get("traces") or []
-        value = traces[-1].get("reward") if traces else None
+        value = self.traces[-1].get("reward") if self.traces else None
         if value is None:
-            value = (trajectory.get("metadata") or {}).get("evaluation", {}).get("outcome_reward")
+            evaluation = self.trajectory_metadata.get("evaluation")
+            value = evaluation.get("outcome_reward") if isinstance(evaluation, dict) else None
         return _number(value)
+
+    @property
+    def traces(self) -> list[dict[str, Any]]:
+        """The traces of the result; empty for a result that has none or is malformed."""
+        trajectory = (self.result or {}).get("trajectory")
+        traces = trajectory.get("traces") if isinstance(trajectory, dict) else None
+        return [trace for trace in traces if isinstance(trace, dict)] if isinstance(traces, list) else []
+
+    @property
+    def trajectory_metadata(self) -> dict[str, Any]:
+        """The trajectory's metadata; empty for a result that has none or is malformed."""
+        trajectory = (self.result or {}).get("trajectory")
+        metadata = trajectory.get("metadata") if isinstance(trajectory, dict) else None
+        return metadata if isinstance(metadata, dict) else {}
 
     @property
     def usable(self) -> bool:
         """Whether the session is COMPLETED with a trace that has both id lists and a non-zero mask."""
-        if self.status != "COMPLETED" or self.result is None:
-            return False
-        traces = (self.result.get("trajectory") or {}).get("traces") or []
-        return any(
-            t.get("prompt_ids") and t.get("response_ids") and any(t.get("loss_mask") or ()) for t in traces
+        return self.status == "COMPLETED" and any(
+            trace.get("prompt_ids") and trace.get("response_ids") and any(trace.get("loss_mask") or ())
+            for trace in self.traces
         )
 
 
@@ -176,9 +185,9 @@ class TaskRecord:
         """Return the entry of ``GET /tasks``."""
         finished = self.finished
         rewards = [reward for session in finished if (reward := session.reward) is not None]
-        traces = [len(_trajectory(session).get("traces") or []) for session in finished]
+        traces = [len(session.traces) for session in finished]
         counts = [
-            (_trajectory(session).get("metadata") or {}).get("record_count") or number
+            session.trajectory_metadata.get("record_count") or number
             for session, number in zip(finished, traces, strict=True)
         ]
         return {
@@ -211,11 +220,6 @@ class TaskRecord:
             }
             for session in self.finished
         ]
-
-
-def _trajectory(session: SessionRecord) -> dict[str, Any]:
-    trajectory = (session.result or {}).get("trajectory")
-    return trajectory if isinstance(trajectory, dict) else {}
 
 
 def _mean(values: list[Any]) -> float | None:

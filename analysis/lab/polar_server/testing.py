@@ -124,6 +124,7 @@ class PolarHandle:
 
     def __init__(self, settings: ServerSettings, script: FaultScript | None) -> None:
         self._changed = threading.Condition()
+        self._changes = 0
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._settings = settings
@@ -218,15 +219,17 @@ class PolarHandle:
             With the server's state in its text.
         """
         deadline = time.monotonic() + timeout
-        with self._changed:
-            while True:
-                value = condition()
-                if value:
-                    return value
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError(f"condition not met within {timeout} s; {self._describe()}")
-                self._changed.wait(min(left, 0.05))
+        while True:
+            seen = self._changes
+            value = condition()
+            if value:
+                return value
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"condition not met within {timeout} s; {self._describe()}")
+            with self._changed:
+                if self._changes == seen:
+                    self._changed.wait(min(left, 0.05))
 
     def _describe(self) -> str:
         tasks = {task_id: record.status for task_id, record in self.tasks.items()}
@@ -281,6 +284,7 @@ class PolarHandle:
 
     def _notify(self) -> None:
         with self._changed:
+            self._changes += 1
             self._changed.notify_all()
 
     def _main(self) -> None:

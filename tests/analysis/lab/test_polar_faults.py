@@ -127,6 +127,13 @@ def test_chance_is_as_often_as_asked():
     assert 520 <= hits <= 680
 
 
+def test_only_one_rule_takes_the_answer():
+    """With `first`, rules behind the one that fired do not spend their `times` on the same subject."""
+    engine = _engine(Fault("response_status", times=1), Fault("response_hang", times=1))
+    fired = [[f.kind for f in engine.fire(KINDS, Subject(path="/x"), first=True)] for _ in range(3)]
+    assert fired == [["response_status"], ["response_hang"], []]
+
+
 def test_sessions_of_a_task_have_luck_of_their_own():
     """A probability on a session kind is drawn per session, not per task."""
     engine = _engine(Fault("session_error", probability=0.5), seed=3)
