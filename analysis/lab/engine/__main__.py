@@ -68,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             access_log=False,
             # Requests that wait for the end of a pause would otherwise keep the process for ever.
             timeout_graceful_shutdown=2,
+            # Longer than routers and clients keep idle connections: a request on a closing one would be lost.
+            timeout_keep_alive=300,
         )
     return 0
 
