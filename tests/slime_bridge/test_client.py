@@ -778,7 +778,8 @@ class TestAgainstServer:
         with serve_polar(FaultScript(faults=[fault])) as polar:
 
             async def main() -> None:
-                async with PolarClient(polar.url, timeout=0.5) as client:
+                timeout = 0.5 if reason == "timeout" else 20.0
+                async with PolarClient(polar.url, timeout=timeout) as client:
                     error = await _error(client.submit(self.TASK))
                 assert isinstance(error, TransportError)
                 # A reset may come while the connection is still being made.
