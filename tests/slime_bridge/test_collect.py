@@ -493,6 +493,16 @@ class TestOutages:
         assert seconds < 30
         assert {event.detail["what"] for event in log.of(CollectEventKind.RETRY)} == what
 
+    def test_download_that_always_fails_is_no_outage_for_ever(self) -> None:
+        """As long as polls succeed, one task's broken record uses up its tries, not its whole deadline."""
+        polar = _Polar()
+        polar.steps["task"], polar.for_ever = [_answer(500, "broken")], {"task"}
+        error, log, seconds = _collect(polar, deadline=100_000.0)
+        assert isinstance(error, InfrastructureError)
+        assert error.reason == "server_error"
+        assert "the result request failed" in str(error)
+        assert seconds < 300
+
     def test_long_outage_costs_time_and_nothing_else(self) -> None:
         """Ten minutes without a server use up no tries, and few requests."""
         polar = _Polar()
