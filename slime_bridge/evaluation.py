@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -27,6 +27,7 @@ from slime_bridge.client import PolarClient, connection_limits
 from slime_bridge.collect import Collector, collect_task
 from slime_bridge.config import PolarSlimeConfig, resolve_polar_slime_config
 from slime_bridge.errors import BridgeError, CallbackBindError, ProtocolError, TaskFailedError
+from slime_bridge.eval_gate import SessionGate, SessionSlots
 from slime_bridge.eval_plan import EvalGroup, plan_evaluation
 from slime_bridge.eval_results import (
     EvalGroupResult,
@@ -44,21 +45,10 @@ __all__ = ["SessionSlots", "run_evaluation"]
 
 logger = logging.getLogger(__name__)
 
-_SLOT_POLL_SECONDS = 0.1
 _PROGRESS_SECONDS = 60.0
 _WATCH_SECONDS = 0.5
 _STOP_SECONDS = 2.0
 _SHOWN_ERRORS = 3
-
-
-class SessionSlots(Protocol):
-    """A limit on sessions in flight that is shared with training; used from the evaluation's thread."""
-
-    def reserve(self, sessions: int) -> bool:
-        """Take so many slots, or return False at once; who was refused comes before new training groups."""
-
-    def release(self, sessions: int) -> None:
-        """Give slots back; 0 only withdraws a claim that was refused."""
 
 
 def run_evaluation(
@@ -133,8 +123,7 @@ class _Run:
         self._groups = groups
         self._results: dict[int, EvalGroupResult] = {}
         self._errors: list[str] = []
-        self._gate = _Gate(limit, slots)
-        self._slots = slots
+        self._gate = SessionGate(limit, slots)
         self._done = threading.Event()
         self._failure: BaseException | None = None
         self._running = 0
@@ -241,63 +230,6 @@ class _Run:
                     self._running,
                     self._errors[-1] if self._errors else "none",
                 )
-
-
-class _Gate:
-    """Admits tasks in order, as far as the evaluation's limit and the slots shared with training allow.
-
-    Slots that were reserved are kept while tasks wait: training would take them between two tasks, and the
-    evaluation would starve.
-    """
-
-    def __init__(self, limit: int, slots: SessionSlots | None) -> None:
-        self.limit = limit
-        self._slots = slots
-        self._reserved = 0
-        self._used = 0
-        self._draining = False
-        self._changed: anyio.Event | None = None
-
-    async def acquire(self, sessions: int) -> None:
-        """Wait for so many sessions."""
-        while not self._take(sessions):
-            self._changed = anyio.Event()
-            # Nobody says when training gives a slot back.
-            with anyio.move_on_after(None if self._slots is None else _SLOT_POLL_SECONDS):
-                await self._changed.wait()
-
-    def _take(self, sessions: int) -> bool:
-        if self._used + sessions > self.limit:
-            return False
-        lacking = self._used + sessions - self._reserved
-        if self._slots is not None and lacking > 0:
-            if not self._slots.reserve(lacking):
-                return False
-            self._reserved += lacking
-        self._used += sessions
-        return True
-
-    def release(self, sessions: int) -> None:
-        """Give a task's sessions back."""
-        self._used -= sessions
-        if self._changed is not None:
-            self._changed.set()
-        if self._draining:
-            self._return(self._reserved - self._used)
-
-    def drain(self) -> None:
-        """No task waits any more: what ends from now on is training's."""
-        self._draining = True
-        self._return(self._reserved - self._used)
-
-    def close(self) -> None:
-        """Give everything back, and withdraw a claim that may be open."""
-        self._return(self._reserved)
-
-    def _return(self, sessions: int) -> None:
-        if self._slots is not None:
-            self._slots.release(max(0, sessions))
-            self._reserved -= max(0, sessions)
 
 
 @contextlib.asynccontextmanager

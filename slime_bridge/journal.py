@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_bridge.errors import JournalError
+from slime_bridge.journal_audit import JournalAuditor, Violation, audit
 from slime_bridge.journal_files import LineFile, encode_json, open_pair, prompt_fields
 from slime_bridge.journal_reader import JournalProblem, read_journal
 from slime_bridge.journal_schema import SCHEMA_VERSION, EventLog, NullJournal
@@ -44,8 +45,11 @@ from slime_bridge.journal_schema import SCHEMA_VERSION, EventLog, NullJournal
 __all__ = [
     "EventLog",
     "Journal",
+    "JournalAuditor",
     "JournalProblem",
     "NullJournal",
+    "Violation",
+    "audit",
     "open_journal",
     "prompt_fields",
     "read_journal",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -442,3 +445,72 @@ def test_rewards_are_readable_under_the_trainer_s_key(tmp_path: Path, reward_key
         args = _args(tmp_path, 2, reward_key=reward_key)
         data, _ = run_evaluation(args, 0, None, config=_config(polar))
     assert [sample.get_reward_value(args) for sample in data["shelf"]["samples"]] == [1.0] * 4
+
+
+_INSIDE_SLIME = """
+import importlib.abc, importlib.machinery, sys, types
+from pathlib import Path
+from unittest.mock import MagicMock
+
+HEAVY = {"sglang", "megatron", "ray", "sglang_router", "pybase64", "pylatexenc", "wandb", "tensorboard"}
+
+class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HEAVY:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        def attribute(module, name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return MagicMock(name=name)
+
+        module = type("Stub", (types.ModuleType,), {"__getattr__": attribute})(spec.name)
+        module.__path__ = []
+        return module
+
+    def exec_module(self, module):
+        pass
+
+sys.meta_path.insert(0, Stubs())
+sys.path[:0] = sys.argv[1:3]
+import slime.ray.rollout as manager
+from slime.utils.types import Sample
+from slime_bridge.evaluation import run_evaluation
+from tests.slime_bridge import test_evaluation as own
+
+logged = {}
+manager.logging_utils.log = lambda args, values, step_key: logged.update(values)
+faults = [
+    own.Fault("session_error", instruction="00"),
+    own.Fault("no_token_ids", instruction="04"),
+    own.Fault("task_failed", instruction="02"),
+]
+profile = own.SessionProfile(reward=own._by_prompt, separate_traces=True)
+names = ("custom_eval_rollout_log_function_path", "log_reward_category", "sglang_speculative_algorithm")
+flags = dict.fromkeys(("wandb_always_use_train_step", "use_wandb", "use_tensorboard"), False)
+for key in ("score", None):
+    with own.serve_polar(own.FaultScript(sessions=profile, faults=faults)) as polar:
+        extra = {"reward_key": key, "advantage_estimator": "grpo", **dict.fromkeys(names), **flags}
+        args = own._args(Path(sys.argv[3]), 5, 4, **extra)
+        data, metrics = run_evaluation(args, 3, None, config=own._config(polar))
+    assert all(isinstance(sample, Sample) for sample in data["shelf"]["samples"])
+    manager._log_eval_rollout_data(3, args, data, dict(metrics))
+    assert logged["eval/shelf"] == metrics["polar/eval/shelf/reward_mean"] == 0.2
+    assert abs(logged["eval/shelf-pass@4"] - metrics["polar/eval/shelf/pass@4"]) < 1e-12
+    assert logged["eval/shelf/zero_std/count_1.0"] == 1
+    assert logged["eval/shelf/zero_std/count_0.0"] == 4
+print("accepted")
+"""
+
+
+@pytest.mark.slime
+def test_slime_s_own_logger_and_pass_rate_accept_the_result(tmp_path: Path) -> None:
+    """Real Slime computes its evaluation metrics and pass rate from our blocks, failures included."""
+    slime = os.environ.get("SLIME_DIR")
+    if not slime:
+        pytest.skip("SLIME_DIR names no checkout")
+    root = str(Path(__file__).resolve().parents[2])
+    command = [sys.executable, "-c", _INSIDE_SLIME, slime, root, str(tmp_path)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=55)
+    assert done.stdout.endswith("accepted\n"), done.stderr[-3000:]
