@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from analysis.errors import TaskError
+from analysis.errors import LabError, TaskError
 from analysis.lab.polar_server.builders import load_object
 from analysis.lab.polar_server.faults import stable_seed
 from analysis.lab.polar_server.models import AgentSpec
@@ -38,7 +38,7 @@ _FLOATS = (
 _INTEGERS = ("max_tokens", "max_turns", "model_retries", "seed", "sampling_seed")
 
 
-class AgentError(ValueError):
+class AgentError(LabError, ValueError):
     """Raised when an agent is unknown or its settings make no sense; the session ends as ERROR."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from analysis.errors import LabError
 from analysis.lab.polar_server.extraction import Turn, extract
 from analysis.lab.polar_server.models import CompletionSession, Trajectory
 from analysis.lab.polar_server.results import lifted
@@ -19,7 +20,7 @@ from analysis.lab.polar_server.results import lifted
 _CLOSED_BY_TOKEN = frozenset({"stop", "tool_calls", "stop_sequence"})
 
 
-class BuilderError(ValueError):
+class BuilderError(LabError, ValueError):
     """Raised when a builder is unknown, misconfigured, or gets data it cannot use."""
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
+import time
 from typing import Any
 
 from analysis.lab.polar_server.persistence import ResultStore
@@ -15,9 +17,6 @@ logger = logging.getLogger(__name__)
 QUEUE_SIZE = 1024
 """Records that may wait; more are dropped, and their number is then missing in the sequence."""
 
-DRAIN_SECONDS = 5.0
-"""Time that `close` gives the writer."""
-
 
 class CompletionWriter:
     """A queue and one thread, started with the first record; `put` never blocks."""
@@ -27,6 +26,7 @@ class CompletionWriter:
         self._queue: queue.Queue[tuple[str, str, int, dict[str, Any]] | None] = queue.Queue(QUEUE_SIZE)
         self._numbers: dict[str, int] = {}
         self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
         self.dropped = 0
         self.failed = 0
 
@@ -56,20 +56,23 @@ class CompletionWriter:
         """Drop the numbering of a session that is over."""
         self._numbers.pop(session_id, None)
 
-    def close(self) -> None:
-        """Write what is queued, for a few seconds at most, and end the thread."""
+    def close(self, timeout: float = 5.0) -> None:
+        """Write what is queued, for about `timeout` seconds at most, and end the thread."""
         if self._thread is None:
             return
-        try:
-            self._queue.put(None, timeout=DRAIN_SECONDS)
-        except queue.Full:
-            logger.warning("completion files are too slow; %d records are lost", self._queue.qsize())
-        self._thread.join(DRAIN_SECONDS)
+        deadline = time.monotonic() + timeout
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=timeout)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._ending.set()
+            logger.warning("about %d completion files were not written in time", self._queue.qsize())
+            self._thread.join(timeout)
         if self.dropped or self.failed:
             logger.warning("completion files: %d records dropped, %d failed", self.dropped, self.failed)
 
     def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._queue.get()) is not None and not self._ending.is_set():
             task_id, session_id, number, record = item
             try:
                 self._store.write_completion(record, task_id=task_id, session_id=session_id, number=number)

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from analysis.errors import TaskError
+from analysis.errors import LabError, TaskError
 from analysis.lab.polar_server.builders import load_object
 from analysis.lab.task_shelf import get_task
 
 JsonMap = dict[str, Any]
 
 
-class EvaluatorError(ValueError):
+class EvaluatorError(LabError, ValueError):
     """Raised when an evaluator is unknown, cannot be constructed, fails, or returns something unusable."""
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from analysis.errors import LabError
 from analysis.lab.polar_server.completion_files import CompletionWriter
 from analysis.lab.polar_server.events import EventHub
 from analysis.lab.polar_server.gate import GenerationGate
@@ -29,7 +30,7 @@ Deliver = Callable[[str, JsonMap], Awaitable[None]]
 """Posts a session result to a callback URL; raises when that failed."""
 
 
-class SessionRefusedError(ValueError):
+class SessionRefusedError(LabError, ValueError):
     """Raised when a session cannot be accepted: its id is invalid or known already."""
 
 
@@ -73,6 +74,7 @@ class Gateway:
         self._writer = writer
         self._on_change = on_change
         self._deliver = deliver
+        self._queued: set[str] = set()
         self._deliveries: set[asyncio.Task[None]] = set()
 
     @property
@@ -103,6 +105,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         session = GatewaySession(request, capture, sample_index, registered=loop.time(), touched=loop.time())
         self.sessions[session_id] = session
+        self._queued.add(session_id)
         session.task = loop.create_task(self._run(session), name=f"session-{session_id}")
         self._on_change()
         return session
@@ -159,7 +162,7 @@ class Gateway:
         """Return how many sessions are in which stage."""
         stages = self.stages
         return NodeStageMetrics(
-            init_queue_depth=stages.init.queued,
+            init_queue_depth=len(self._queued),
             init_inflight=stages.init.active,
             ready_depth=stages.ready.active,
             run_inflight=stages.run.active,
@@ -231,6 +234,7 @@ class Gateway:
 
     def _moved(self, session: GatewaySession) -> None:
         request = session.request
+        self._queued.discard(request.session_id)
         self.hub.publish(
             "session.state_changed",
             session_id=request.session_id,

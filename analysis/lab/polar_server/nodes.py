@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from analysis.errors import LabError
 from analysis.lab.polar_server.node_models import NodeRegistrationRequest, NodeStageMetrics
 
 
-class UnknownNodeError(KeyError):
+class UnknownNodeError(LabError, KeyError):
     """Raised when a node id is not registered; its text is Polar's answer."""
 
     def __init__(self, node_id: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from analysis.errors import LabError
 from analysis.lab.polar_server.events import now_iso
 from analysis.lab.polar_server.extraction import normalise_response
 from analysis.lab.polar_server.gate import GenerationGate
@@ -23,7 +24,7 @@ ENGINE_TIMEOUT = httpx.Timeout(900.0, connect=30.0)
 JsonMap = dict[str, Any]
 
 
-class UpstreamError(RuntimeError):
+class UpstreamError(LabError):
     """Raised when the engine gave no usable answer; carries what the agent is answered."""
 
     def __init__(self, status: int, body: JsonMap) -> None:
@@ -223,7 +224,8 @@ def completion_metadata(capture: Capture, response: JsonMap) -> JsonMap:
 
     ``weight_version`` is what the engine reports, as text. ``policy_version`` is the same as a number where
     it is one, and then overrides what the task was submitted with. ``weight_versions`` are the spans of an
-    answer that several versions served; its oldest and newest version are then known.
+    answer that several versions served, whose first version is then the ``weight_version``.
+    ``finish_reason`` tells which turn of a merged trace was cut.
     """
     metadata: JsonMap = {"session_id": capture.session_id, "task_id": capture.task_id, **capture.metadata}
     reported = _weight_version(response)
@@ -235,13 +237,19 @@ def completion_metadata(capture: Capture, response: JsonMap) -> JsonMap:
     spans = _meta_info(response).get("weight_versions")
     if isinstance(spans, list) and len(spans) > 1:
         metadata["weight_versions"] = spans
+    reason = _choice(response).get("finish_reason")
+    if isinstance(reason, str):
+        metadata["finish_reason"] = reason
     return metadata
 
 
-def _meta_info(response: JsonMap) -> JsonMap:
+def _choice(response: JsonMap) -> JsonMap:
     choices = response.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    meta_info = choice.get("meta_info")
+    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+
+
+def _meta_info(response: JsonMap) -> JsonMap:
+    meta_info = _choice(response).get("meta_info")
     return meta_info if isinstance(meta_info, dict) else {}
 
 

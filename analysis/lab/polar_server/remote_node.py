@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from analysis.errors import LabError
 from analysis.lab.polar_server.gateway_app import TOKEN_HEADER
 from analysis.lab.polar_server.node_models import SessionDispatchRequest
 from analysis.lab.polar_server.nodes import Node
@@ -23,7 +24,7 @@ DISPATCH_TIMEOUT = 30.0
 """Seconds for a dispatch request at most."""
 
 
-class DispatchFailedError(ConnectionError):
+class DispatchFailedError(LabError, ConnectionError):
     """Raised when a gateway did not take a session; it may be tried again."""
 
 

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 ROLLOUT = "rollout"
 """Name of the rollout server among the fronts; gateways go by their node id."""
 
+WRITER_SECONDS = 1.0
+"""Time that completion files get at the end."""
+
 _CONNECTION_KINDS = kinds_of("connection")
 _SERVER_KINDS = kinds_of("server")
 
@@ -95,7 +98,7 @@ class PolarServer:
         try:
             services = Services(self.settings, self.runner, self.nodes, self.hub, self._remote.accept)
             self._add_front(ROLLOUT, create_app(services), self.settings.host, self.settings.port)
-            self._remote.callback_url = f"{self.url}/callbacks/session_result"
+            self._remote.callback_url = f"{self.settings.public_url or self.url}/callbacks/session_result"
             for node in self.settings.nodes:
                 self._add_gateway(node)
             for front in self.fronts.values():
@@ -120,7 +123,7 @@ class PolarServer:
         if self._background:
             await asyncio.wait(self._background, timeout=5.0)
         if self._writer is not None:
-            await asyncio.to_thread(self._writer.close)
+            await asyncio.to_thread(self._writer.close, WRITER_SECONDS)
 
     def set_script(self, script: FaultScript) -> None:
         """Play another script from now on."""
@@ -168,11 +171,12 @@ class PolarServer:
             gateway, control_token=self.settings.control_token, ping_seconds=self.settings.ping_seconds
         )
         front = self._add_front(node.node_id, app, node.host, node.port)
-        app.state.base_url = front.url
+        public_url = node.public_url or front.url
+        app.state.base_url = public_url
         self.gateways[node.node_id] = gateway
         registration = NodeRegistrationRequest(
             node_id=node.node_id,
-            gateway_url=front.url,
+            gateway_url=public_url,
             max_init_workers=node.max_init_workers,
             max_run_workers=node.max_run_workers,
             max_postrun_workers=node.max_postrun_workers,

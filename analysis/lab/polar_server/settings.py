@@ -20,6 +20,8 @@ class NodeSettings:
         Model name sent to the engine; empty keeps the agent's.
     inference_url, engine
         Base URL of the engine or router without ``/v1``, and its dialect: ``sglang`` or ``vllm``.
+    public_url
+        How others reach the gateway; default: where it listens.
     init_seconds
         Time that preparing a sandbox takes.
     """
@@ -33,6 +35,7 @@ class NodeSettings:
     model_served: str = ""
     inference_url: str = ""
     engine: str = "sglang"
+    public_url: str | None = None
     init_seconds: float = 0.0
 
 
@@ -44,6 +47,8 @@ class ServerSettings:
     ----------
     host, port
         Where the rollout server listens; port 0 takes a free one.
+    public_url
+        How gateways reach the rollout server; default: where it listens.
     save_dir
         Root of the result tree; None writes nothing.
     newer
@@ -74,6 +79,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 0
+    public_url: str | None = None
     save_dir: str | Path | None = None
     newer: bool = False
     control_token: str | None = None

@@ -120,7 +120,7 @@ class StubEngine:
     """A running engine with a character-level tokenisation whose chat template is prefix-stable.
 
     `reply` maps (messages, number of the call) to the text of the answer, to (text, finish reason), or to an
-    HTTP status.
+    HTTP status. With `structured` it parses tool calls out of the text, as real engines can.
     """
 
     url: str
@@ -129,6 +129,7 @@ class StubEngine:
     weight_version: str = "5"
     hold: threading.Event = field(default_factory=threading.Event)
     waiting: int = 0
+    structured: bool = False
 
 
 def prompt_ids(messages: list[dict[str, Any]]) -> list[int]:
@@ -161,7 +162,7 @@ def _chat(engine: StubEngine, body: dict[str, Any]) -> tuple[int, dict[str, Any]
         return reply, {"error": {"message": "scripted", "type": "stub"}}
     text, finish = reply if isinstance(reply, tuple) else (reply, "stop")
     ids = _characters(text) + ([2] if finish == "stop" else [])
-    choice = {
+    choice: dict[str, Any] = {
         "index": 0,
         "message": {"role": "assistant", "content": text},
         "finish_reason": finish,
@@ -174,6 +175,11 @@ def _chat(engine: StubEngine, body: dict[str, Any]) -> tuple[int, dict[str, Any]
             "weight_version": engine.weight_version,
         },
     }
+    if engine.structured and text.startswith("<tool_call>"):
+        call = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+        function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
+        structured = [{"id": "call_engine", "type": "function", "function": function}]
+        choice["message"] = {"role": "assistant", "content": None, "tool_calls": structured}
     usage = {"prompt_tokens": len(choice["prompt_token_ids"]), "completion_tokens": len(ids)}
     answer = {
         "id": "chatcmpl-1",
@@ -186,9 +192,11 @@ def _chat(engine: StubEngine, body: dict[str, Any]) -> tuple[int, dict[str, Any]
 
 
 @contextmanager
-def stub_engine(reply: Callable[..., Any] = shelf_policy, *, held: bool = False) -> Iterator[StubEngine]:
+def stub_engine(
+    reply: Callable[..., Any] = shelf_policy, *, held: bool = False, structured: bool = False
+) -> Iterator[StubEngine]:
     """Run an engine; with `held` every chat call waits for ``engine.hold``."""
-    engine = StubEngine("", reply)
+    engine = StubEngine("", reply, structured=structured)
     if not held:
         engine.hold.set()
     lock = threading.Lock()
