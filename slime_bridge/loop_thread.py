@@ -20,7 +20,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import anyio
 
-__all__ = ["LoopDiedError", "LoopThread"]
+from slime_bridge.errors import BridgeError
+
+__all__ = ["LoopDiedError", "LoopThread", "first_cause"]
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +161,18 @@ class LoopThread:
             if self._cancelled.is_set():
                 self._scope.cancel()
             await self._main()
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return the first error of ours inside nested exception groups, else the first one of all."""
+    leaves = [error]
+    while any(isinstance(leaf, BaseExceptionGroup) for leaf in leaves):
+        leaves = [
+            inner
+            for leaf in leaves
+            for inner in (leaf.exceptions if isinstance(leaf, BaseExceptionGroup) else [leaf])
+        ]
+    return next((leaf for leaf in leaves if isinstance(leaf, BridgeError)), leaves[0])
 
 
 def _fulfil(outcome: concurrent.futures.Future[T], function: Callable[[], T]) -> None:

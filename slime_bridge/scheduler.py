@@ -107,6 +107,11 @@ class Scheduler(Generic[P, R]):
 
     # Calls
 
+    @property
+    def calling(self) -> bool:
+        """Whether a call is being served."""
+        return self._call is not None
+
     def request(self, rollout_id: int, wanted: int) -> RequestNote | None:
         """Begin a call: from now on submissions carry this rollout id, and prompts may be drawn.
 
@@ -147,8 +152,8 @@ class Scheduler(Generic[P, R]):
     def add(self, prompts: Iterable[tuple[P, int]], now: float) -> list[Group[P, R]]:
         """Take drawn prompts in.
 
-        `prompts` are pairs of the prompt as drawn and its number of sessions, at least 1. The result is the new
-        groups, queued, in the order given.
+        `prompts` are pairs of the prompt as drawn and its number of sessions, at least 1. The result is the
+        new groups, queued, in the order given.
         """
         added: list[Group[P, R]] = []
         for prompt, sessions in prompts:
