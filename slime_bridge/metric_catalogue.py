@@ -63,7 +63,7 @@ _GROUPS = (
         "lower",
     ),
     Metric(
-        "polar/dropped_failed_groups", "groups", "rejected: the server gave the task up as a whole", "lower"
+        "polar/dropped_failed_groups", "groups", "rejected: every session failed and left no trace", "lower"
     ),
     Metric("polar/dropped_stale_groups", "groups", "rejected: too old for the trainer at delivery", "lower"),
     Metric(
@@ -201,6 +201,13 @@ _SESSIONS = (
         "polar/session/dropped_traces", "traces", "left out of delivered groups, mostly as too long", "lower"
     ),
     Metric("polar/session/dropped_tokens", "tokens", "of the traces left out of delivered groups", "lower"),
+    Metric("polar/session/clipped_traces", "traces", "of delivered groups cut at the token limit", "lower"),
+    Metric(
+        "polar/session/masked_tokens",
+        "tokens",
+        "of delivered groups masked because a weight push may have cut their turn",
+        "lower",
+    ),
     Metric(
         "polar/session/reason/{reason}",
         "sessions",
@@ -293,6 +300,9 @@ _DELIVERY = (
             ("forged", "requests without the secret path"),
             ("malformed", "callbacks that are no result of their task"),
             ("oversized", "callbacks above the size limit"),
+            ("slow", "callbacks that did not arrive in time"),
+            ("cut", "connections that ended before their callback did"),
+            ("refused", "connections above the limit"),
         )
     ),
     Metric("polar/polled_results", "count", "results that polling brought"),

@@ -75,6 +75,14 @@ class SessionFacts(Protocol):
         """Tokens of the traces left out."""
 
     @property
+    def clipped_traces(self) -> int:
+        """Traces cut at the token limit."""
+
+    @property
+    def masked_tokens(self) -> int:
+        """Tokens masked because a weight push may have cut their turn."""
+
+    @property
     def timing(self) -> Any:
         """Stage times in milliseconds, as attributes or as a mapping; None where unknown."""
 

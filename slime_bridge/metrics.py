@@ -163,6 +163,8 @@ def _quality(sessions: Sequence[SessionFacts], candidates: Sequence[GroupFacts])
         "polar/session/response_tokens_mean": mean(s.response_tokens for s in usable),
         "polar/session/dropped_traces": sum(s.dropped_traces for s in counted),
         "polar/session/dropped_tokens": sum(s.dropped_tokens for s in counted),
+        "polar/session/clipped_traces": sum(s.clipped_traces for s in counted),
+        "polar/session/masked_tokens": sum(s.masked_tokens for s in counted),
         **{f"polar/session/reason/{reason}": count for reason, count in reasons.items()},
     }
 

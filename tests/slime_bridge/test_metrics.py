@@ -12,6 +12,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from slime_bridge.acceptance import RejectReason
+from slime_bridge.callbacks import CallbackKind
+from slime_bridge.group_conversion import SessionOutcome
 from slime_bridge.groups import SchedulerCounts
 from slime_bridge.ledger import Ledger
 from slime_bridge.metrics import (
@@ -43,6 +46,8 @@ class Session:
     n_traces: int = 1
     dropped_traces: int = 0
     dropped_tokens: int = 0
+    clipped_traces: int = 0
+    masked_tokens: int = 0
     timing: Any = field(default_factory=lambda: {"init_ms": 5.0, "run_ms": 1000.0, "postrun_ms": 2.0})
     weight_versions: tuple[Any, Any] | None = ("3", "3")
 
@@ -61,7 +66,7 @@ TIMEOUT = replace(ERROR, status="TIMEOUT", reason="timeout", timing={"init_ms": 
 SURPLUS = replace(ERROR, early_stopped=True, reason="early_stopped", timing={"run_ms": 50_000.0})
 
 
-def _group(*sessions: Session, **facts: Any) -> GroupFacts:
+def _group(*sessions: Any, **facts: Any) -> GroupFacts:
     return GroupFacts(sessions=sessions, **facts)
 
 
@@ -294,6 +299,7 @@ def _everything() -> dict[str, float]:
         for name in (metric.name for metric in CATALOGUE)
         if name.startswith(("polar/callbacks/", "polar/outage"))
     }
+    counters |= {f"callbacks/{kind}": 1.0 for kind in CallbackKind}
     for name in ("requeued", "given_up", "returned", "abandoned"):
         counters[f"{name}_groups"] = 1.0
     counters |= {"submitted_tasks": 9.0, "polled_results": 1.0, "journal_dropped_records": 0.0}
@@ -334,6 +340,26 @@ def test_catalogue_entries_are_complete_and_unique() -> None:
     assert pattern is not None
     assert pattern.name == "polar/eval/{dataset}/pass@{k}"
     assert undocumented(["polar/unheard_of", "polar/reward_mean", "x"]) == ["polar/unheard_of", "x"]
+
+
+def test_every_reject_reason_has_its_own_entry() -> None:
+    """Each verdict of the bridge is documented by name; only foreign reasons fall to the pattern."""
+    metrics = rollout_metrics(delivered=[], rejected=[_group(reason=reason) for reason in RejectReason])
+    counted = [name for name, value in metrics.items() if name.startswith("polar/dropped_") and value == 1]
+    assert len(counted) == len(RejectReason)
+    assert all(metric is not None and "{" not in metric.name for metric in map(find_metric, counted))
+
+
+def test_session_outcomes_are_facts() -> None:
+    """What conversion reports is what metrics read."""
+    outcome = SessionOutcome(
+        0, status="COMPLETED", completed=True, usable=True, trainable_tokens=3, reward=1.0
+    )
+    missing = SessionOutcome(1, reason="missing")
+    metrics = rollout_metrics(delivered=[_group(outcome, missing)])
+    assert metrics["polar/reward_mean"] == 1
+    assert metrics["polar/session/completed_rate"] == 0.5
+    assert metrics["polar/session/reason/missing"] == 1
 
 
 def test_the_contract_s_names_are_in_the_catalogue() -> None:
