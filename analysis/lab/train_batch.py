@@ -110,13 +110,14 @@ def make_train_batch(args: Any, samples: Sequence[Any]) -> TrainBatch:
             raise TrainDataError(
                 f"{_where(flat, position)}: the processed reward is {value}, it must be finite"
             )
+    tokens = [_tokens(flat, position) for position in range(len(flat))]
     masks = [_loss_mask(flat, position) for position in range(len(flat))]
     group_ids = [_group_id(flat, position) for position in range(len(flat))]
     sums: dict[int, int] = {}
     for group, mask in zip(group_ids, masks, strict=True):
         sums[group] = sums.get(group, 0) + int(mask.sum())
     return TrainBatch(
-        tokens=[_tokens(flat, position) for position in range(len(flat))],
+        tokens=tokens,
         response_lengths=[int(sample.response_length) for sample in flat],
         loss_masks=masks,
         rollout_log_probs=[_log_probs(flat, position) for position in range(len(flat))],

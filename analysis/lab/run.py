@@ -1,0 +1,198 @@
+"""`workbench lab`, start to end: warm start, stack, training through the production hook, figures, table.
+
+Every resource is released in one place, shielded from further signals, whatever ended the run: the normal
+end, an error or Ctrl-C. Knows the order of things; each thing is somebody else's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import shutil
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from importlib import metadata
+from typing import Any
+
+import torch
+from slime_bridge.rollout import stop_global_worker
+
+from analysis.lab.arguments import REWARD_KEY, polar_keys, trainer_arguments, write_polar_config
+from analysis.lab.captures import convert_captures
+from analysis.lab.checkpoint import create_checkpoint
+from analysis.lab.files import sweep_partial_files, write_text
+from analysis.lab.interrupts import Interrupts
+from analysis.lab.policy import CheckpointPolicy
+from analysis.lab.progress import Progress
+from analysis.lab.run_folder import RunFolder
+from analysis.lab.run_log import run_logging
+from analysis.lab.settings import LabSettings
+from analysis.lab.stack import Stack
+from analysis.lab.summary import Summary, format_summary, summarise
+from analysis.lab.task_shelf import ShelfTask
+from analysis.lab.tasks import write_prompts
+from analysis.lab.trainer import Trainer
+from analysis.lab.training import TrainingLoop
+from analysis.lab.warm_start import WarmStartRecipe, copy_checkpoint, warm_start
+from slime_bridge.data_source import CeilEpochRolloutDataSourceWithBuffer
+
+__all__ = ["run_lab"]
+
+logger = logging.getLogger(__name__)
+
+HELD_OUT_SEEDS = 500_000_000
+"""Episode seeds of held-out questions start here; training questions start at 0."""
+
+_TOKENIZER_FILES = ("tokenizer*", "chat_template*", "special_tokens_map.json", "vocab.json", "merges.txt")
+
+
+def run_lab(
+    settings: LabSettings, folder: RunFolder, *, progress: Progress, interrupts: Interrupts
+) -> Summary:
+    """Run the whole job.
+
+    Parameters
+    ----------
+    settings
+        What to run.
+    folder
+        Where to; exists and is empty.
+    progress
+        Shows what goes on.
+    interrupts
+        Owns the process's signals; clean-up is shielded through it.
+
+    Returns
+    -------
+    Summary
+        What the printed table says.
+    """
+    started = time.monotonic()
+    torch.set_num_threads(1)
+    with run_logging(folder.logs / "lab.log", progress):
+        _train(settings, folder, progress, interrupts)
+        interrupts.check()
+        return _report(settings, folder, progress, started)
+
+
+def _train(settings: LabSettings, folder: RunFolder, progress: Progress, interrupts: Interrupts) -> None:
+    """Everything that needs resources; they are gone when this returns or raises."""
+    resources = ExitStack()
+    # The release stands twice: a signal between the end of the body and the shield must not skip it, and
+    # releasing what is released already does nothing.
+    try:
+        try:
+            _with_resources(resources, settings, folder, progress, interrupts)
+        finally:
+            _release(resources, folder, interrupts)
+    finally:
+        _release(resources, folder, interrupts)
+
+
+def _release(resources: ExitStack, folder: RunFolder, interrupts: Interrupts) -> None:
+    with interrupts.shielded():
+        resources.close()
+        sweep_partial_files(folder.root)
+
+
+def _with_resources(
+    resources: ExitStack, settings: LabSettings, folder: RunFolder, progress: Progress, interrupts: Interrupts
+) -> None:
+    live = folder.checkpoint / "live"
+    create_checkpoint(live, seed=settings.seed)
+    stack = Stack(settings, folder, model=live)
+    resources.callback(stack.stop)
+    progress.stage("starting engine, router and rollout server")
+    stack.start()
+    policy = _initial_policy(settings, folder, progress)
+    interrupts.check()
+    stack.wait_ready(progress.stage)
+    args = _prepare(settings, folder, stack)
+    resources.callback(stop_global_worker)
+    loop = TrainingLoop(
+        args=args,
+        source=CeilEpochRolloutDataSourceWithBuffer(args),
+        policy=policy,
+        trainer=Trainer(policy, settings.train),
+        folder=folder,
+        push_weights=stack.push_weights,
+        check=interrupts.check,
+    )
+    loop.push(0)
+    if settings.eval_prompts:
+        progress.stage(f"held-out reward before training: {loop.evaluate(0):.3f}")
+    progress.stage(f"training on {settings.rollouts} rollouts of {_batch(settings)}")
+    with progress.task("rollout", settings.rollouts, every_step=True) as task:
+        loop.run(task)
+    if settings.eval_prompts:
+        progress.stage(f"held-out reward after training: {loop.evaluate(settings.rollouts):.3f}")
+    copy_checkpoint(live, folder.checkpoint / "final")
+
+
+def _batch(settings: LabSettings) -> str:
+    return f"{settings.rollout_batch_size} groups of {settings.n_samples_per_prompt}"
+
+
+def _initial_policy(settings: LabSettings, folder: RunFolder, progress: Progress) -> CheckpointPolicy:
+    recipe = WarmStartRecipe(steps=settings.warm_start_steps)
+    progress.stage("warm start: a few supervised steps on noisy demonstrations")
+    with progress.task("warm start", recipe.steps) as task:
+        result = warm_start(
+            seed=settings.seed,
+            recipe=recipe,
+            progress=lambda step, steps, loss: task.advance(loss=f"{loss:.3f}"),
+        )
+    if result.cached:
+        progress.stage(f"warm start found in {result.path}")
+    initial = copy_checkpoint(result.path, folder.checkpoint / "initial")
+    folder.tokenizer.mkdir()
+    for pattern in _TOKENIZER_FILES:
+        for path in initial.glob(pattern):
+            shutil.copy(path, folder.tokenizer / path.name)
+    return CheckpointPolicy(initial)
+
+
+def _prepare(settings: LabSettings, folder: RunFolder, stack: Stack) -> Any:
+    """Write the data sets and the configuration, and return the trainer's namespace."""
+    task = ShelfTask()
+    questions = settings.rollouts * settings.rollout_batch_size * 2
+    first = settings.seed * 1_000_000
+    write_prompts(folder.prompts / "train.jsonl", task, range(first, first + questions))
+    first += HELD_OUT_SEEDS
+    write_prompts(folder.prompts / "held_out.jsonl", task, range(first, first + settings.eval_prompts))
+    polar = polar_keys(settings, folder, rollout_url=stack.rollout_url)
+    write_polar_config(folder, polar)
+    args = trainer_arguments(
+        settings, folder, polar=polar, router_host=stack.router_host, router_port=stack.router_port
+    )
+    content = {"settings": settings.to_dict(), "versions": _versions(), "args": vars(args)}
+    write_text(folder.config, json.dumps(content, indent=2, default=str) + "\n")
+    return args
+
+
+def _versions() -> dict[str, str]:
+    names = ("slime-bridge", "torch", "transformers", "sglang-router", "numpy", "httpx", "anyio", "msgspec")
+    found = {name: metadata.version(name) for name in names}
+    return {"python": platform.python_version(), "platform": sys.platform, **found}
+
+
+def _report(settings: LabSettings, folder: RunFolder, progress: Progress, started: float) -> Summary:
+    # Here, because pandas and Matplotlib are not needed before the end and take a second to load.
+    from analysis.lab.figures import draw_figures
+    from analysis.lab.frames import read_metrics, rejection_frame
+
+    progress.stage("drawing figures")
+    limit = settings.max_async_level + 1
+    for path in draw_figures(folder, reward_key=REWARD_KEY, lag_limit=limit):
+        logger.info("wrote %s", path)
+    rejections = rejection_frame(folder.bridge).dropna(subset=["reason"])
+    counts: Counter[str] = Counter()
+    for reason, groups in zip(rejections["reason"], rejections["groups"], strict=True):
+        counts[str(reason)] += int(groups)
+    summary = summarise(read_metrics(folder.metrics), counts, wall_seconds=time.monotonic() - started)
+    progress.note(format_summary(summary, convert_captures()))
+    progress.note(f"\neverything is in {folder.root}")
+    return summary

@@ -1,0 +1,146 @@
+"""The training loop of a run, in the order of Slime's asynchronous driver, through the production hook.
+
+Per rollout: collect, dump, post-process and train, dump, push weights, one line of metrics. While the trainer
+works the bridge's worker keeps its window of groups in flight, so what is trained on is really one or more
+updates old. Knows the engine only as something that takes weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_bridge.rollout import generate_rollout_polar_async
+
+from analysis.errors import LabError
+from analysis.lab.arguments import EVAL_DATASET, REWARD_KEY
+from analysis.lab.dumps import flatten_samples, write_rollout_dump, write_train_dump
+from analysis.lab.files import append_json_line
+from analysis.lab.policy import CheckpointPolicy
+from analysis.lab.progress import Task
+from analysis.lab.rollout_stats import rollout_statistics
+from analysis.lab.run_folder import RunFolder
+from analysis.lab.train_batch import make_train_batch
+from analysis.lab.trainer import Trainer
+
+__all__ = ["TrainingLoop"]
+
+PushWeights = Callable[[Path, str], None]
+
+
+@dataclass
+class TrainingLoop:
+    """One run's loop; use it from one thread.
+
+    Attributes
+    ----------
+    args
+        The trainer's namespace.
+    source
+        The data source that the rollout function draws prompts from.
+    policy, trainer
+        What is trained, and what trains it.
+    folder
+        Where dumps, metrics and the live checkpoint go.
+    push_weights
+        Called with the live checkpoint and its version after each update; returns when every engine samples
+        from it.
+    check
+        Called between steps; may raise to end the run.
+    """
+
+    args: Any
+    source: Any
+    policy: CheckpointPolicy
+    trainer: Trainer
+    folder: RunFolder
+    push_weights: PushWeights
+    check: Callable[[], None]
+
+    def run(self, task: Task) -> None:
+        """Train for `num_rollout` rollouts, showing each on `task`."""
+        rejected = 0
+        for rollout_id in range(self.args.start_rollout_id, self.args.num_rollout):
+            self.check()
+            record = self._rollout(rollout_id)
+            append_json_line(self.folder.metrics, record)
+            rejected += int(record.get("polar/dropped_groups", 0))
+            task.advance(
+                reward=f"{record['lab/reward_mean']:.3f}",
+                lag=f"{record['lab/lag_mean']:.1f}",
+                accepted=f"{int(record['lab/groups'])}",
+                rejected=f"{int(record.get('polar/dropped_groups', 0))} (total {rejected})",
+            )
+
+    def push(self, version: int) -> float:
+        """Save the policy and give it to the engines as `version`; return the seconds that it took."""
+        started = time.monotonic()
+        live = self.folder.checkpoint / "live"
+        self.policy.save(live)
+        self.push_weights(live, str(version))
+        return time.monotonic() - started
+
+    def evaluate(self, rollout_id: int) -> float:
+        """Ask the held-out questions through the evaluation path.
+
+        Parameters
+        ----------
+        rollout_id
+            Number of updates that the policy has had.
+
+        Returns
+        -------
+        float
+            Mean reward of the usable sessions.
+        """
+        started = time.monotonic()
+        output = generate_rollout_polar_async(self.args, rollout_id, self.source, evaluation=True)
+        if EVAL_DATASET not in output.data:
+            raise LabError(f"the evaluation returned data sets {sorted(output.data)}, not {EVAL_DATASET!r}")
+        result = output.data[EVAL_DATASET]
+        samples = flatten_samples(result["samples"])
+        write_rollout_dump(self.folder.rollout_data, rollout_id, samples, evaluation=True)
+        rewards = [float(value) for value in result["rewards"]]
+        record = {
+            "kind": "evaluation",
+            "rollout_id": rollout_id,
+            "ts": time.time(),
+            **(output.metrics or {}),
+            f"eval/{EVAL_DATASET}": sum(rewards) / len(rewards),
+            **rollout_statistics(samples, reward_key=REWARD_KEY),
+            "perf/eval_time": time.monotonic() - started,
+        }
+        append_json_line(self.folder.metrics, record)
+        return float(record["lab/reward_mean"])
+
+    def _rollout(self, rollout_id: int) -> dict[str, Any]:
+        started = time.monotonic()
+        output = generate_rollout_polar_async(self.args, rollout_id, self.source)
+        samples = flatten_samples(output.samples)
+        write_rollout_dump(self.folder.rollout_data, rollout_id, samples)
+        collected = time.monotonic()
+        self.check()
+        batch = make_train_batch(self.args, samples)
+        step = self.trainer.step(batch)
+        write_train_dump(self.folder.train_data, rollout_id, step.rollout_data)
+        trained = time.monotonic()
+        self.check()
+        pushed = self.push(rollout_id + 1)
+        return {
+            "kind": "rollout",
+            "rollout_id": rollout_id,
+            "ts": time.time(),
+            **(output.metrics or {}),
+            **rollout_statistics(samples, reward_key=REWARD_KEY, engine_version=rollout_id),
+            **step.metrics,
+            "rollout/raw_reward": sum(batch.raw_rewards) / len(batch),
+            "rollout/rewards": sum(batch.rewards) / len(batch),
+            "rollout/truncated_ratio": sum(batch.truncated) / len(batch),
+            "perf/rollout_time": collected - started,
+            "perf/train_time": trained - collected,
+            "perf/update_weights_time": pushed,
+            "perf/step_time": time.monotonic() - started,
+        }
