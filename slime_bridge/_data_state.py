@@ -170,7 +170,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
             os.fsync(file.fileno())
         os.chmod(partial, 0o644)
         os.replace(partial, path)
-    except BaseException:
+    except BaseException:  # also an interrupt must leave no half-written file
         os.unlink(partial)
         raise
 
@@ -193,9 +193,7 @@ def read_state(path: Path) -> dict[str, Any]:
             state = import_module("torch").load(path, map_location="cpu", weights_only=True)
         else:
             state = json.loads(path.read_bytes())
-    except (
-        Exception
-    ) as error:  # torch raises many types for damaged files; none of them may pass for a fresh start
+    except Exception as error:  # torch has many types for damaged files; none may pass for a fresh start
         raise DataSourceError(f"{path}: the data source's state cannot be read: {error}") from error
     if not isinstance(state, dict):
         raise DataSourceError(

@@ -134,7 +134,7 @@ class _Run:
         try:
             while not self._done.wait(_WATCH_SECONDS):
                 pass
-        except BaseException:
+        except BaseException:  # an interrupt stops the run before it goes on to the trainer
             thread.cancel()
             thread.join(_STOP_SECONDS)
             raise

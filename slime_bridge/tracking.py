@@ -83,9 +83,7 @@ class WandbTracker(Tracker):
                 work.append(lambda: _log_artifact(wandb, run, rollout_id, payload))
             if work:
                 self._start(work)
-        except (
-            Exception
-        ) as error:  # tracking is a courtesy: the rollout goes on whatever W&B or a sample does
+        except Exception as error:  # a courtesy: the rollout goes on whatever W&B or a sample does
             self._warn("W&B cannot be told about rollout %s: %s: %s", rollout_id, type(error).__name__, error)
 
     def _start(self, work: list[Callable[[], None]]) -> None:
