@@ -1,0 +1,91 @@
+"""What tests of the embedded stack share: a small checkpoint, teacher forcing, an engine on a socket."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import torch
+import uvicorn
+
+from analysis.lab.checkpoint import create_checkpoint
+from analysis.lab.engine import Engine, GenerationRequest, create_app
+from analysis.lab.engine.batch import Batch, BatchLimits
+from analysis.lab.engine.weights import load_weights
+from analysis.lab.model import Weights, token_logprobs
+from analysis.lab.processes import free_port
+
+VOCAB = 448
+EOS = 2
+
+torch.set_num_threads(1)
+
+
+def small_checkpoint(folder: Path, *, seed: int = 0) -> Path:
+    """Create a checkpoint with random weights (50 ms)."""
+    return create_checkpoint(folder / f"checkpoint-{seed}", seed=seed)
+
+
+def random_ids(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(VOCAB) for _ in range(length)]
+
+
+def make_batch(folder: Path, *, seed: int = 0, **limits: object) -> Batch:
+    """A batch without a thread: each step is a call of the test."""
+    return Batch(
+        load_weights(folder),
+        version="0",
+        eos_ids=frozenset({EOS}),
+        decode=lambda ids: "".join(chr(token) for token in ids),
+        limits=BatchLimits(**limits),  # type: ignore[arg-type]
+        seed=seed,
+    )
+
+
+def run_to_end(batch: Batch) -> None:
+    with torch.inference_mode():
+        while not batch.idle:
+            batch.step()
+
+
+def teacher_forced_error(weights: Weights, request: GenerationRequest, *, start: int = 0) -> float:
+    """Largest difference between reported logprobs and a fresh pass, over output tokens from `start` on."""
+    temperature = 1.0 if request.params.greedy else request.params.temperature
+    with torch.inference_mode():
+        expected = token_logprobs(weights, torch.tensor([request.tokens]), temperature=temperature)[0]
+    own = expected[len(request.prompt_ids) - 1 + start :]
+    reported = torch.tensor(request.output_logprobs[start:])
+    return float((own - reported).abs().max()) if len(reported) else 0.0
+
+
+def worst_error(weights: Weights, requests: Sequence[GenerationRequest]) -> float:
+    return max(teacher_forced_error(weights, request) for request in requests)
+
+
+@contextmanager
+def serve_engine(engine: Engine, *, model_name: str | None = "tiny") -> Iterator[str]:
+    """Serve a started engine on a free loopback port; gives the base URL."""
+    port = free_port()
+    app = create_app(engine, model_name=model_name)
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, name="uvicorn")
+    thread.start()
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with httpx.Client(trust_env=False) as client:
+            for _ in range(600):
+                try:
+                    client.get(f"{url}/health")
+                    break
+                except httpx.TransportError:
+                    threading.Event().wait(0.02)
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+        assert not thread.is_alive()
