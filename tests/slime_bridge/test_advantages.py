@@ -49,7 +49,7 @@ def batch(rewards, groups=None, trajectories=None, **fields) -> RewardBatch:
 
 
 def random_batch(seed: int, groups: int = 20) -> RewardBatch:
-    """Ragged groups in shuffled order, with failures, masks, missing rewards and several traces a trajectory."""
+    """Ragged shuffled groups, with failures, masks, missing rewards and several traces a trajectory."""
     rng = random.Random(seed)
     rows = []
     for group in range(groups):
