@@ -68,16 +68,16 @@ class TaskEvaluator:
         Raises
         ------
         TaskError
-            When nothing says which episode was played.
+            When nothing says which episode was answered.
         """
         result: AgentOutcome = context["agent_result"]
-        named = self._episode or result.metadata.get("episode")
-        if not isinstance(named, Mapping):
-            raise TaskError("no episode is named in the evaluator's config or by the agent")
-        episode = get_task(str(named.get("task", "shelf"))).episode_from(named)
-        state = result.metadata.get("state")
         text = _final_text(trajectory)
-        reward = episode.score(text) if state == "completed" and text is not None else 0.0
+        reward = 0.0
+        if result.metadata.get("state") == "completed" and text is not None:
+            named = self._episode or result.metadata.get("episode")
+            if not isinstance(named, Mapping):
+                raise TaskError("no episode is named in the evaluator's config or by the agent")
+            reward = get_task(str(named.get("task", "shelf"))).episode_from(named).score(text)
         notes: JsonMap = {
             key: result.metadata[key]
             for key in ("state", "turns", "tool_errors", "detail")

@@ -57,13 +57,14 @@ class GatewaySessions:
     ) -> dict[str, Any]:
         """Run one session on a node, within the task's placement deadline."""
         request = record.request
-        deadline = asyncio.get_running_loop().time() + request.timeout_seconds
-        while True:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + request.timeout_seconds
+        while loop.time() < deadline:
             try:
                 async with asyncio.timeout_at(deadline):
                     node = await self._place()
             except TimeoutError:
-                return self._expired(record, session)
+                break
             session.node_id = node.node_id
             dispatch = _dispatch_request(record, session)
             gateway = self._gateways.get(node.node_id)
@@ -73,9 +74,8 @@ class GatewaySessions:
                 return await self._remote.run(node, dispatch, on_registered=lambda: self._registered(session))
             except DispatchFailedError:
                 node.dispatch_reservations = max(0, node.dispatch_reservations - 1)
-                await asyncio.sleep(
-                    min(RETRY_SECONDS, max(0.0, deadline - asyncio.get_running_loop().time()))
-                )
+                await asyncio.sleep(RETRY_SECONDS)
+        return self._expired(record, session)
 
     async def _run_here(
         self, gateway: Gateway, node: Node, dispatch: SessionDispatchRequest, session: SessionRecord

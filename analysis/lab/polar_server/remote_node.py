@@ -84,7 +84,7 @@ class RemoteNodes:
         except httpx.HTTPError as error:
             problem = f"{type(error).__name__}: {error}"
         if await self._poll(node, request) is None:
-            logger.warning("node %s did not take session %s: %s", node.node_id, request.session_id, problem)
+            logger.info("node %s did not take session %s: %s", node.node_id, request.session_id, problem)
             raise DispatchFailedError(problem)
 
     async def _result(

@@ -213,6 +213,10 @@ class TaskRunner:
             )
             run.sessions[session.index] = self._spawn(self._session(run, session))
         await self._settle(run)
+        if run.early_stopped:
+            for session in record.sessions:
+                if not session.terminal:
+                    self._record(run, session, self._stopped(run, session), literal=False)
         if run.fault("task_endless") is not None:
             await asyncio.Event().wait()
         broken = next((s for s in record.sessions if not s.terminal), None)
@@ -261,11 +265,6 @@ class TaskRunner:
                 await asyncio.sleep(slow.seconds)
             if any(fault.kind == "session_endless" for fault in faults):
                 await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            if not run.early_stopped:
-                raise
-            result = self._stopped(run, session)
-            faults = []
         finally:
             self.state.session_ended()
         session.hidden = any(fault.kind == "session_missing" for fault in faults)
