@@ -178,16 +178,22 @@ class GroupFlow:
             stale.append(group.group_id)
             self._note_rejected(group, group.result, too_stale(lag, self._config.max_staleness))
         counts = self.scheduler.counts(time.monotonic())
+        draw = 0 if away else self.scheduler.to_draw()
         batch = self.scheduler.take()
         ended, self._ended = self._ended, []
         return Step(
             batch=batch,
-            draw=0 if batch or away else self.scheduler.to_draw(),
+            draw=draw,
             ended=ended,
             stale=stale,
             pending=counts.queued - counts.suspended + counts.in_flight,
             counts=counts,
         )
+
+    def take_ended(self) -> list[int]:
+        """Return ``group_index`` of the prompts that ended without training since this was last asked."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def moves(self, *, away: bool) -> bool:
         """Tell whether the call has something to do: take a batch, draw prompts, or stop waiting in vain."""
@@ -241,7 +247,9 @@ class GroupFlow:
     # The server
 
     def admit(self, limit: int | None) -> list[DrawnGroup]:
-        """Put groups into flight, at most `limit` of them where that is not None."""
+        """Put groups into flight, at most `limit` of them where that is not None; none once it is to stop."""
+        if self.stop_reason is not None:
+            return []
         admitted = self.scheduler.admit(time.monotonic(), limit)
         self.window.counters["deferred_queue_dequeues"] += sum(group.admissions > 1 for group in admitted)
         return admitted

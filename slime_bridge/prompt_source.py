@@ -69,6 +69,7 @@ class PromptSource:
             if groups:
                 take(groups, lambda: taken.append(True))
         except BaseException:
+            # Also an interrupt: what was drawn and not taken over exists nowhere else.
             if not taken and isinstance(drawn, list | tuple):
                 self.give_back([list(group) for group in drawn if isinstance(group, list | tuple) and group])
             raise

@@ -1,9 +1,9 @@
 """The entry point that Slime calls, and the workers behind it.
 
-`generate_rollout_polar_async` is an ordinary blocking function: everything asynchronous runs in threads of its own,
-so it works inside a running event loop as well as outside. Workers live on between calls. There is one per data
-source; when the configuration of a data source changes, its worker is stopped, hands its unfinished prompts back,
-and another one takes over. Importing this module starts nothing.
+`generate_rollout_polar_async` is an ordinary blocking function: everything asynchronous runs in threads of
+its own, so it works inside a running event loop as well as outside. Workers live on between calls. There is
+one per data source; when the configuration of a data source changes, its worker is stopped, hands its
+unfinished prompts back, and another one takes over. Importing this module starts nothing.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def generate_rollout_polar_async(
     Returns
     -------
     RolloutFnTrainOutput or RolloutFnEvalOutput
-        For training, `rollout_batch_size` groups, oldest drawn first, each a list of samples (one per trace, or one
-        placeholder per session without any), with metrics. For evaluation, one block per dataset, with metrics.
+        For training, `rollout_batch_size` groups, oldest drawn first, each a list of samples (one per trace,
+        or one placeholder per session without any), with metrics. For evaluation, one block per dataset, with
+        metrics.
 
     Raises
     ------
@@ -169,8 +170,8 @@ def _warn_about_losses(batch: Batch) -> None:
     overlong = [s for s in sessions if s.dropped_traces]
     if overlong:
         logger.warning(
-            "Rollout %d: %d traces with %d tokens in %d sessions were left out, most often because they are longer "
-            "than the trainer can take",
+            "Rollout %d: %d traces with %d tokens in %d sessions were left out, most often because they are "
+            "longer than the trainer can take",
             batch.rollout_id,
             sum(s.dropped_traces for s in overlong),
             sum(s.dropped_tokens for s in overlong),

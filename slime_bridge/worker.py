@@ -210,6 +210,10 @@ class PolarWorker:
             step = self._in_loop(self._pipeline.step)
             self._source.given_up(step.ended)
             if step.batch:
+                if step.draw:
+                    # A batch that was ready when the call came: the window is filled up all the same, so that
+                    # work goes on while the trainer trains. Having no prompt left is the next call's trouble.
+                    self._source.draw(step.draw, self._take)
                 batch = Batch(rollout_id, step.batch, time.monotonic() - began)
                 batch.annotate()
                 return batch
@@ -360,6 +364,8 @@ class PolarWorker:
         """Settle everything and let go of journal and exit hooks; the caller holds the right to call."""
         self._stopped = True
         self._settle(give_back=give_back)
+        if give_back:
+            self._source.given_up(self._pipeline.flow.take_ended())
         atexit.unregister(self._at_exit)
         release_sigterm(self)
         self.journal.close(1.0)
