@@ -3,6 +3,12 @@
 ::
 
     AnalysisError
+    ├── LoadError                  (ValueError)       a file cannot be loaded as what it claims to be
+    │   ├── IncompleteFileError    (EOFError)         it ends too early: torn, or still being written
+    │   ├── ForeignFileError                          it is whole, and something else than expected
+    │   ├── UnsafePickleError                         it holds what only running foreign code could load
+    │   ├── FileLimitError         (MemoryError)      it is larger, or would become larger, than allowed
+    │   └── StrictLoadError                           strict loading met its first problem
     └── LabError                       (RuntimeError)     the embedded stack cannot do what it was asked
         ├── TaskError                  (ValueError)       a task name or a stored prompt is unusable
         ├── CheckpointError            (ValueError)       a model folder is incomplete or does not fit
@@ -25,19 +31,81 @@ __all__ = [
     "CheckpointError",
     "EngineError",
     "EngineStoppedError",
+    "FileLimitError",
+    "ForeignFileError",
+    "IncompleteFileError",
     "LabError",
+    "LoadError",
     "ProcessError",
     "ProcessExitedError",
     "ProcessNotReadyError",
     "RequestError",
     "RouterError",
+    "StrictLoadError",
     "TaskError",
+    "UnsafePickleError",
     "WeightUpdateError",
+    "WorkerError",
 ]
 
 
 class AnalysisError(Exception):
     """Base of every error that the analysis package raises on purpose."""
+
+
+class LoadError(AnalysisError, ValueError):
+    """Raised when a file cannot be loaded as what it claims to be.
+
+    Parameters
+    ----------
+    what
+        What is wrong, in a few words.
+    why
+        The cause, as far as it is known; never the file's content at length.
+    fix
+        What the user can do about it.
+    """
+
+    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
+        super().__init__(": ".join(part for part in (what, why) if part) + (f" ({fix})" if fix else ""))
+        self.what = what
+        self.why = why
+        self.fix = fix
+
+    def __reduce__(self) -> tuple[type[LoadError], tuple[str, str, str]]:
+        return type(self), (self.what, self.why, self.fix)
+
+
+class IncompleteFileError(LoadError, EOFError):
+    """Raised when a file ends too early: torn by a killed writer, or still being written."""
+
+
+class ForeignFileError(LoadError):
+    """Raised when a file is whole, but something else than its name or place says."""
+
+
+class UnsafePickleError(LoadError):
+    """Raised when a pickle holds what only running foreign code could load; names the way to allow it."""
+
+
+class FileLimitError(LoadError, MemoryError):
+    """Raised when a file is larger, or would become larger in memory, than the loader may use."""
+
+
+class StrictLoadError(LoadError):
+    """Raised by strict loading at the first problem; the message names the file."""
+
+
+class LoadError(AnalysisError, ValueError):
+    """Raised when a run, or something that was asked of it, cannot be loaded."""
+
+
+class EngineUnavailableError(LoadError, RuntimeError):
+    """Raised when work is to be spread by an engine that is not installed or cannot be reached."""
+
+
+class WorkerError(LoadError, RuntimeError):
+    """Raised when a worker process failed with an error that cannot travel; the message holds its text."""
 
 
 class LabError(AnalysisError, RuntimeError):

@@ -1,0 +1,307 @@
+"""What readers are given and what they give back: files, options, rows, problems, and where tokens lie.
+
+A reader adds rows to a `Sink`, table by table, as plain dicts of the columns it knows. The sink turns them
+into Arrow tables once, for as many files as were read into it, and takes back the rows of a file that fails
+halfway. Knows nothing about formats.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+from analysis.problems import Problem, Skipped
+from analysis.schema import GRAINS, TOKEN_REFS, arrow_schema
+
+__all__ = ["FileRecords", "Position", "ReadOptions", "Sink", "SourceFile", "SourceKind"]
+
+Row = dict[str, Any]
+
+
+class SourceKind(StrEnum):
+    """Formats that readers exist for."""
+
+    POLAR_SESSION = "polar_session"
+    """One session result, as stored or from the wire."""
+    POLAR_TASK = "polar_task"
+    """A task's record with the results of its sessions."""
+    COMPLETION = "completion"
+    """One captured model call."""
+    ROLLOUT_DUMP = "rollout_dump"
+    """Slime's samples of one rollout or evaluation."""
+    TRAIN_DUMP = "train_dump"
+    """What one rank of Slime's trainer made of a rollout."""
+    JOURNAL = "journal"
+    """The bridge's event log."""
+    REJECTED = "rejected"
+    """The samples of rejected groups."""
+    METRICS = "metrics"
+    """One JSON object of numbers per line."""
+    WANDB = "wandb"
+    """The log of a W&B run."""
+    PARQUET = "parquet"
+    """Tables that this package wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far an append-only file was read.
+
+    Parameters
+    ----------
+    offset
+        First byte that was not consumed.
+    line
+        Number of the line that begins there, from 1.
+    opening
+        Openings of a journal seen before it.
+    rollout_id
+        The rollout that a journal's trainer had asked for last, None before the first.
+    groups
+        Facts about groups that later records of a journal refer to: group number to a small mapping.
+    """
+
+    offset: int = 0
+    line: int = 1
+    opening: int = 0
+    rollout_id: int | None = None
+    groups: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file to read.
+
+    Parameters
+    ----------
+    path
+        Where it is.
+    kind
+        What it is taken for; the content decides, and a reader that finds something else says so.
+    size, mtime_ns
+        As found by discovery; together they tell whether a file has changed.
+    explicit
+        It was named by the user, not found in a folder.
+    since
+        For append-only files: read only what stands after this position. None reads everything.
+    """
+
+    path: str
+    kind: SourceKind
+    size: int = 0
+    mtime_ns: int = 0
+    explicit: bool = False
+    since: Position | None = None
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str], kind: SourceKind, *, explicit: bool = False) -> SourceFile:
+        """Describe an existing file.
+
+        Raises
+        ------
+        OSError
+            If it cannot be looked at.
+        """
+        status = os.stat(path)
+        return cls(os.fspath(path), kind, status.st_size, status.st_mtime_ns, explicit)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How to read, the same for all files.
+
+    Parameters
+    ----------
+    trusted
+        Load pickles that could run code. Only for files whose writer you trust like your own shell.
+    reward_key
+        Which entry is the reward where a sample's reward is a mapping of several; None takes ``score``, else
+        ``reward``, else leaves the reward missing and says so.
+    max_bytes
+        Most memory that the content of one file may take, in bytes; None for half of the machine's memory, at
+        most 16 GiB.
+    max_text
+        Longest text kept in a cell, in characters; longer texts are cut and end in ``…``.
+    """
+
+    trusted: bool = False
+    reward_key: str | None = None
+    max_bytes: int | None = None
+    max_text: int = 20_000
+
+    def memory_limit(self) -> int:
+        """Return `max_bytes`, or what stands for None, in bytes."""
+        if self.max_bytes is not None:
+            return self.max_bytes
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min(physical // 2, 16 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecords:
+    """What was read from one file, or from several.
+
+    Parameters
+    ----------
+    files
+        The files, in the order of reading.
+    tables
+        One Arrow table per grain that has rows, with the grain's full schema. Rows are in file order; the
+        column ``path`` tells files apart.
+    problems, skipped
+        What went wrong, and what was left out.
+    token_refs
+        Where token arrays lie; schema `analysis.schema.TOKEN_REFS`.
+    positions
+        For append-only files, by path: where to go on.
+    """
+
+    files: tuple[SourceFile, ...]
+    tables: dict[str, pa.Table]
+    problems: tuple[Problem, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    token_refs: pa.Table = field(default_factory=TOKEN_REFS.empty_table)
+    positions: dict[str, Position] = field(default_factory=dict)
+
+    def table(self, grain: str) -> pa.Table:
+        """Return the table of a grain, empty where nothing was read."""
+        return self.tables[grain] if grain in self.tables else arrow_schema(grain).empty_table()
+
+
+class Sink:
+    """Collects rows, problems and token places of any number of files."""
+
+    def __init__(self) -> None:
+        self._files: list[SourceFile] = []
+        self._rows: dict[str, list[Row]] = {grain: [] for grain in GRAINS}
+        self._names: dict[str, set[str]] = {grain: set() for grain in GRAINS}
+        self._refs: list[Row] = []
+        self._tables: dict[str, list[pa.Table]] = {}
+        self._path = ""
+        self.problems: list[Problem] = []
+        self.skipped: list[Skipped] = []
+        self.positions: dict[str, Position] = {}
+
+    def begin(self, file: SourceFile) -> None:
+        """Start a file: rows that follow are its own until `rollback` or the next `begin`."""
+        self._files.append(file)
+        self._path = file.path
+        self._mark = (
+            {grain: len(rows) for grain, rows in self._rows.items()},
+            len(self._refs),
+            {grain: len(tables) for grain, tables in self._tables.items()},
+            len(self.problems),
+        )
+
+    def rollback(self) -> None:
+        """Take back all rows, token places and problems of the current file."""
+        counts, refs, tables, problems = self._mark
+        for grain, count in counts.items():
+            del self._rows[grain][count:]
+        for grain, parts in self._tables.items():
+            del parts[tables.get(grain, 0) :]
+        del self._refs[refs:]
+        del self.problems[problems:]
+        self.positions.pop(self._path, None)
+
+    def add(self, grain: str, row: Row) -> None:
+        """Add one row.
+
+        Parameters
+        ----------
+        grain
+            Which table.
+        row
+            Values by column name; taken over. Absent and None are missing. ``path`` is filled in.
+        """
+        row["path"] = self._path
+        self._rows[grain].append(row)
+        self._names[grain].update(row)
+
+    def add_table(self, grain: str, table: pa.Table) -> None:
+        """Add rows that are an Arrow table of the grain's schema already."""
+        self._tables.setdefault(grain, []).append(table)
+
+    def add_tokens(self, ref: Row) -> None:
+        """Add the place of one trace's token arrays; fields of `TOKEN_REFS`, ``path`` is filled in."""
+        ref["path"] = self._path
+        self._refs.append(ref)
+
+    def problem(self, what: str, why: str = "", fix: str = "", *, place: str = "") -> None:
+        """Note a problem of the current file.
+
+        Parameters
+        ----------
+        what, why, fix
+            As in `Problem`.
+        place
+            Where in the file, appended to its path after a colon.
+        """
+        self.problems.append(Problem(f"{self._path}:{place}" if place else self._path, what, why, fix))
+
+    def skip(self, reason: str) -> None:
+        """Note that the current file was left out."""
+        self.skipped.append(Skipped(self._path, reason))
+
+    def records(self) -> FileRecords:
+        """Return everything collected so far."""
+        tables: dict[str, pa.Table] = {}
+        for grain, rows in self._rows.items():
+            parts = list(self._tables.get(grain, ()))
+            if rows:
+                parts.append(self._table(grain, rows))
+            if parts:
+                tables[grain] = pa.concat_tables(parts)
+        return FileRecords(
+            files=tuple(self._files),
+            tables=tables,
+            problems=tuple(self.problems),
+            skipped=tuple(self.skipped),
+            token_refs=_refs_table(self._refs),
+            positions=dict(self.positions),
+        )
+
+    def _table(self, grain: str, rows: list[Row]) -> pa.Table:
+        schema = arrow_schema(grain)
+        unknown = self._names[grain].difference(schema.names)
+        if unknown:
+            raise KeyError(f"no columns {sorted(unknown)} in table {grain!r}")
+        arrays = [
+            self._array(rows, name, kind) if name in self._names[grain] else pa.nulls(len(rows), kind)
+            for name, kind in zip(schema.names, schema.types, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+    def _array(self, rows: list[Row], name: str, kind: pa.DataType) -> pa.Array:
+        values = [row.get(name) for row in rows]
+        try:
+            return pa.array(values, type=kind)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            return self._patient_array(rows, name, kind)
+
+    def _patient_array(self, rows: list[Row], name: str, kind: pa.DataType) -> pa.Array:
+        """Convert value by value; one that does not fit its column is missing and listed."""
+        arrays = []
+        for row in rows:
+            try:
+                arrays.append(pa.array([row.get(name)], type=kind))
+            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                arrays.append(pa.nulls(1, kind))
+                what = f"a value of column {name!r} cannot be kept"
+                self.problems.append(
+                    Problem(row["path"], what, f"{type(error).__name__}: {str(error)[:200]}")
+                )
+        return pa.concat_arrays(arrays)
+
+
+def _refs_table(refs: list[Row]) -> pa.Table:
+    if not refs:
+        return TOKEN_REFS.empty_table()
+    columns = [[ref.get(name) for ref in refs] for name in TOKEN_REFS.names]
+    arrays = [pa.array(values, type=kind) for values, kind in zip(columns, TOKEN_REFS.types, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=TOKEN_REFS)
