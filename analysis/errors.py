@@ -3,12 +3,14 @@
 ::
 
     AnalysisError
-    ├── LoadError                  (ValueError)       a file cannot be loaded as what it claims to be
+    ├── LoadError                  (ValueError)       a run, or one of its files, cannot be loaded
     │   ├── IncompleteFileError    (EOFError)         it ends too early: torn, or still being written
     │   ├── ForeignFileError                          it is whole, and something else than expected
     │   ├── UnsafePickleError                         it holds what only running foreign code could load
     │   ├── FileLimitError         (MemoryError)      it is larger, or would become larger, than allowed
-    │   └── StrictLoadError                           strict loading met its first problem
+    │   ├── StrictLoadError                           strict loading met its first problem
+    │   ├── EngineUnavailableError (RuntimeError)     the engine that was to spread the work is not there
+    │   └── WorkerError            (RuntimeError)     a worker process failed
     └── LabError                       (RuntimeError)     the embedded stack cannot do what it was asked
         ├── TaskError                  (ValueError)       a task name or a stored prompt is unusable
         ├── CheckpointError            (ValueError)       a model folder is incomplete or does not fit
@@ -31,6 +33,7 @@ __all__ = [
     "CheckpointError",
     "EngineError",
     "EngineStoppedError",
+    "EngineUnavailableError",
     "FileLimitError",
     "ForeignFileError",
     "IncompleteFileError",
@@ -54,7 +57,7 @@ class AnalysisError(Exception):
 
 
 class LoadError(AnalysisError, ValueError):
-    """Raised when a file cannot be loaded as what it claims to be.
+    """Raised when a run or one of its files, or something that was asked of it, cannot be loaded.
 
     Parameters
     ----------
@@ -94,10 +97,6 @@ class FileLimitError(LoadError, MemoryError):
 
 class StrictLoadError(LoadError):
     """Raised by strict loading at the first problem; the message names the file."""
-
-
-class LoadError(AnalysisError, ValueError):
-    """Raised when a run, or something that was asked of it, cannot be loaded."""
 
 
 class EngineUnavailableError(LoadError, RuntimeError):
