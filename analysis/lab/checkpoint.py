@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from analysis.errors import CheckpointError
 from analysis.lab.files import atomic_path, write_text
@@ -33,6 +34,7 @@ __all__ = [
     "create_checkpoint",
     "load_config",
     "load_parameters",
+    "load_tokenizer",
     "publish_folder",
     "save_parameters",
     "task_texts",
@@ -194,6 +196,17 @@ def load_config(folder: Path) -> ModelConfig:
     if not isinstance(raw, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     return ModelConfig.from_mapping(raw)
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Read a checkpoint's tokenizer; `CheckpointError` when it is absent or unusable."""
+    if not (folder / "tokenizer_config.json").is_file():
+        raise CheckpointError(f"{folder} holds no tokenizer_config.json")
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # the library raises whatever its parts raise on files that it cannot use
+        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
+    return tokenizer
 
 
 def load_parameters(folder: Path, config: ModelConfig | None = None) -> dict[str, Tensor]:

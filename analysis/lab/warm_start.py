@@ -25,13 +25,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from analysis.lab.checkpoint import (
     CheckpointSpec,
     create_checkpoint,
     load_config,
     load_parameters,
+    load_tokenizer,
     publish_folder,
     save_parameters,
 )
@@ -215,7 +216,7 @@ def _imitate(
     config = load_config(folder)
     parameters = {name: tensor.requires_grad_() for name, tensor in load_parameters(folder, config).items()}
     rotary = rotary_table(config)
-    examples = _tokenize(AutoTokenizer.from_pretrained(folder), conversations)
+    examples = _tokenize(load_tokenizer(folder), conversations)
     optimizer = torch.optim.AdamW(
         parameters.values(), lr=recipe.learning_rate, betas=recipe.betas, weight_decay=recipe.weight_decay
     )

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
 from analysis.errors import EngineStoppedError, RequestError
+from analysis.lab.checkpoint import load_tokenizer
 from analysis.lab.engine.batch import Batch, BatchLimits
 from analysis.lab.engine.loop import BatchLoop
 from analysis.lab.engine.request import GenerationRequest
@@ -93,8 +92,8 @@ class Engine:
         seed: int | None = None,
     ) -> None:
         self.folder = folder
-        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
         weights = load_weights(folder)
+        self.tokenizer = load_tokenizer(folder)
         self.config = weights.config
         self.context_length = weights.config.max_positions
         self._batch = Batch(

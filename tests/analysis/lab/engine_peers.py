@@ -34,12 +34,14 @@ def random_ids(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(VOCAB) for _ in range(length)]
 
 
-def make_batch(folder: Path, *, seed: int = 0, **limits: object) -> Batch:
+def make_batch(
+    folder: Path, *, seed: int = 0, eos: frozenset[int] = frozenset({EOS}), **limits: object
+) -> Batch:
     """A batch without a thread: each step is a call of the test."""
     return Batch(
         load_weights(folder),
         version="0",
-        eos_ids=frozenset({EOS}),
+        eos_ids=eos,
         decode=lambda ids: "".join(chr(token) for token in ids),
         limits=BatchLimits(**limits),  # type: ignore[arg-type]
         seed=seed,

@@ -18,6 +18,7 @@ from analysis.lab.checkpoint import (
     create_checkpoint,
     load_config,
     load_parameters,
+    load_tokenizer,
     publish_folder,
     save_parameters,
 )
@@ -152,3 +153,16 @@ def test_damaged_folders_say_what_is_wrong(tmp_path: Path, damage: object, messa
     damage(folder)  # type: ignore[operator]
     with pytest.raises(CheckpointError, match=message):
         load_parameters(folder)
+
+
+@pytest.mark.parametrize("kind", ["absent", "torn"])
+def test_unusable_tokenizers_are_typed_errors(tmp_path: Path, kind: str) -> None:
+    """Whatever the tokenizer library raises, the caller gets one type that names the folder."""
+    folder = create_checkpoint(tmp_path / "model", seed=0)
+    assert load_tokenizer(folder).eos_token == "<|im_end|>"
+    if kind == "absent":
+        (folder / "tokenizer_config.json").unlink()
+    else:
+        (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        load_tokenizer(folder)
