@@ -47,6 +47,13 @@ def test_a_constant_that_differs_from_the_stamp_is_a_measurement():
     assert report.before_jump == ()
 
 
+def test_versions_that_differ_need_no_stamp():
+    """Where the task was not stamped, or the stamp got lost, a change from turn to turn still tells."""
+    report = read_turns(calls(*[{"policy_version": v} for v in (3, 4, 4)]), "stop", FLAGS)
+    assert report.versions == ["3", "4", "4"]
+    assert report.before_jump == (0,)
+
+
 def test_the_engines_version_beats_the_stamp():
     """Trainer steps and engine pushes are counted differently, so the two are never mixed."""
     entries = [{"weight_version": "1", "policy_version": 9}, {"policy_version": 9}, {"weight_version": "2"}]
