@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from analysis.errors import LoadError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Problem", "Skipped", "problems_frame", "skipped_frame"]
 
@@ -69,5 +71,7 @@ def skipped_frame(skipped: Iterable[Skipped]) -> pd.DataFrame:
 
 
 def _frame(items: Iterable[Problem | Skipped], kind: type[Problem | Skipped]) -> pd.DataFrame:
+    import pandas as pd  # here: processes that only read files need no frames
+
     rows = [astuple(item) for item in items]
     return pd.DataFrame(rows, columns=[field.name for field in fields(kind)], dtype="string")

@@ -16,9 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import pyarrow as pa
 
 from analysis._columns import BOOLEAN, COMBINE, FLOAT, INTEGER, TEXT, TIME, Column
@@ -26,6 +25,9 @@ from analysis._group_columns import GROUP_COLUMNS, ROLLOUT_COLUMNS
 from analysis._record_columns import COMPLETION_COLUMNS, EVENT_COLUMNS, METRIC_COLUMNS
 from analysis._session_columns import SESSION_COLUMNS
 from analysis._trace_columns import TRACE_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "COMBINE",
@@ -190,12 +192,6 @@ _ARROW_TYPES = {
     TEXT: pa.string(),
     TIME: pa.timestamp("us", tz="UTC"),
 }
-_PANDAS_TYPES = {
-    pa.int64(): pd.Int64Dtype(),
-    pa.float64(): pd.Float64Dtype(),
-    pa.bool_(): pd.BooleanDtype(),
-    pa.string(): pd.StringDtype("pyarrow"),
-}
 
 
 def columns_of(grain: str) -> tuple[Column, ...]:
@@ -237,6 +233,18 @@ def empty_table(grain: str) -> pa.Table:
     return arrow_schema(grain).empty_table()
 
 
+@cache
+def _pandas_types() -> dict[pa.DataType, Any]:
+    import pandas as pd  # here: processes that only read files need no frames
+
+    return {
+        pa.int64(): pd.Int64Dtype(),
+        pa.float64(): pd.Float64Dtype(),
+        pa.bool_(): pd.BooleanDtype(),
+        pa.string(): pd.StringDtype("pyarrow"),
+    }
+
+
 def to_frame(table: pa.Table) -> pd.DataFrame:
     """Return an Arrow table as a frame with the declared nullable dtypes.
 
@@ -245,7 +253,7 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
     table
         Of any grain, or a selection of its columns.
     """
-    frame: pd.DataFrame = table.to_pandas(types_mapper=_PANDAS_TYPES.get, ignore_metadata=True)
+    frame: pd.DataFrame = table.to_pandas(types_mapper=_pandas_types().get, ignore_metadata=True)
     return frame
 
 
@@ -280,4 +288,6 @@ def describe(grain: str | None = None) -> pd.DataFrame:
         for name in (GRAINS if grain is None else (grain,))
         for c in columns_of(name)
     ]
+    import pandas as pd  # here: processes that only read files need no frames
+
     return pd.DataFrame(rows, dtype="string")
