@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -604,3 +605,24 @@ class TestWeights:
         sample = one(result, aborted_turns="keep")
         assert sample.metadata["polar"]["policy_version"] == 0
         assert sample.weight_versions == ["9"]
+
+
+@dataclasses.dataclass
+class LaterSample:
+    """The few fields that matter of a release that calls the trajectory key `rollout_id`."""
+
+    Status = Status
+    index: int | None = None
+    rollout_id: int | None = None
+
+
+def test_the_other_name_of_the_trajectory_key():
+    """On later releases of Slime the traces of a session share `rollout_id`, and there is no `group_id`."""
+    result = session(trace(), trace())
+    done = convert_session(result, SampleIdentity(7, 30), ConversionOptions(), LaterSample)
+    assert [(sample.index, sample.rollout_id) for sample in done.samples] == [(30, 30), (30, 30)]
+    placeholder = placeholder_sample(
+        SampleIdentity(7, 31), ConversionOptions(), SessionReason.MISSING, None, LaterSample
+    )
+    assert placeholder.rollout_id == 31
+    assert not any(hasattr(sample, "group_id") for sample in [*done.samples, placeholder])
