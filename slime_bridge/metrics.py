@@ -218,7 +218,10 @@ def _pool(name: str, groups: Sequence[GroupFacts]) -> dict[str, float]:
         "all_wrong_groups": sum(share == 0 for share in shares),
         "mixed_groups": sum(0 < share < 1 for share in shares),
         "constant_groups": sum(len(r) > 1 and max(r) - min(r) <= _SAME_REWARD for r in rewards),
-        "zero_trainable_groups": sum(not any(s.trainable_tokens for s in g.sessions) for g in groups),
+        # A group without sessions was stopped before its result: it may have had tokens.
+        "zero_trainable_groups": sum(
+            bool(g.sessions) and not any(s.trainable_tokens for s in g.sessions) for g in groups
+        ),
         "completed_fraction": ratio(sum(s.completed for s in counted), len(counted)),
         "session_reward_mean": mean(reward for group in rewards for reward in group),
         "group_reward_mean": mean(mean(group) for group in rewards),

@@ -54,6 +54,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_STARTUP_SECONDS = 10.0
 _STOP_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
 _REDRAW_SECONDS = 1.0
@@ -76,7 +77,7 @@ class PolarWorker:
     journal
         Receives every event; closed when the worker stops. None keeps nothing.
     startup_timeout
-        Seconds within which a server that has never answered must answer.
+        Seconds within which a server that has never answered must answer; 10 if None.
     progress_interval
         Seconds of waiting until the first progress line; each further one takes twice as long, up to 120.
     """
@@ -88,7 +89,7 @@ class PolarWorker:
         data_source: Any,
         *,
         journal: EventLog | None = None,
-        startup_timeout: float = 10.0,
+        startup_timeout: float | None = None,
         progress_interval: float = 10.0,
     ) -> None:
         self.config = config
@@ -106,7 +107,7 @@ class PolarWorker:
             config,
             builder,
             self.journal,
-            startup_timeout=startup_timeout,
+            startup_timeout=_STARTUP_SECONDS if startup_timeout is None else startup_timeout,
             on_ready=self._ready.set,
             on_move=self._moved.set,
         )
