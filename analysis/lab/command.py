@@ -17,7 +17,7 @@ from analysis.lab.run_folder import RunFolder
 from analysis.lab.settings import LabSettings
 from slime_bridge.errors import BridgeError
 
-__all__ = ["add_arguments", "run", "settings_from"]
+__all__ = ["add_arguments", "run", "run_settings", "settings_from"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,37 +52,50 @@ def settings_from(options: argparse.Namespace) -> LabSettings:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the lab.
+    """Run the lab as the options say; return the exit code of `run_settings`, or 2 for unusable options."""
+    try:
+        settings = settings_from(options)
+    except ValueError as error:
+        return _refuse(error)
+    return run_settings(settings, options.out)
+
+
+def run_settings(settings: LabSettings, out: Path | None = None) -> int:
+    """Run the lab, talking to standard output.
+
+    Parameters
+    ----------
+    settings
+        What to run.
+    out
+        Run folder, new or empty; one below ``runs/`` if None.
 
     Returns
     -------
     int
-        0, 128 plus a signal's number after an interruption, 2 for unusable options, 1 after a failure.
+        0, 128 plus a signal's number after an interruption, 2 for an unusable folder, 1 after a failure.
     """
     progress = Progress(sys.stdout)
-    with Interrupts(
-        on_wait=lambda: progress.note("still stopping; this takes a few seconds")
-    ) as interrupts:
+    with Interrupts(on_wait=lambda: progress.note("still stopping; this takes a few seconds")) as interrupts:
         try:
-            settings = settings_from(options)
-            folder = RunFolder(_new_folder(options.out, settings.seed))
+            folder = RunFolder(_new_folder(out, settings.seed))
         except (ValueError, OSError) as error:
-            sys.stderr.write(f"workbench lab: {error}\n")
-            return 2
+            return _refuse(error)
         try:
             progress.stage(f"run folder {folder.root}")
-            from analysis.lab.run import (
-                run_lab,
-            )  # here, so that the line above appears before PyTorch is loaded
+            from analysis.lab.run import run_lab  # here, so that the line above comes before PyTorch
 
             run_lab(settings, folder, progress=progress, interrupts=interrupts)
-        except (
-            BaseException
-        ) as error:  # whatever ends the run, Ctrl-C included, becomes a message and an exit code
+        except BaseException as error:  # whatever ends the run, Ctrl-C included, becomes a message and a code
             with interrupts.shielded():
                 progress.close()
                 return _report(interrupts.cause(error), folder, progress)
     return 0
+
+
+def _refuse(error: Exception) -> int:
+    sys.stderr.write(f"workbench lab: {error}\n")
+    return 2
 
 
 def _report(error: BaseException, folder: RunFolder, progress: Progress) -> int:

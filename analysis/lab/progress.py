@@ -57,7 +57,7 @@ class Task:
     total
         Number of steps.
     every_step
-        Whether each step deserves its own plain line.
+        Whether each step deserves its own plain line; on a terminal, the bar then stands from the start.
     """
 
     def __init__(self, progress: Progress, label: str, total: int, *, every_step: bool = False) -> None:
@@ -67,17 +67,8 @@ class Task:
         self._started = progress.clock()
         self._last_line = self._started
         self._bar: Any = None
-        if progress.live:
-            self._bar = _Bar(
-                total=total,
-                desc=label,
-                file=progress.stream,
-                bar_format=BAR_FORMAT,
-                dynamic_ncols=True,
-                mininterval=0.1,
-                leave=True,
-                ascii=None if "utf" in (progress.stream.encoding or "").lower() else True,
-            )
+        if progress.live and every_step:
+            self._bar = self._new_bar()
 
     def advance(self, steps: int = 1, **numbers: str) -> None:
         """Count `steps` more as done and show `numbers` (already formatted) beside them."""
@@ -86,6 +77,8 @@ class Task:
         left = time_left(self.done, self.total, now - self._started)
         shown = {**numbers, "left": "?" if left is None else duration(left)}
         with self._progress.lock:
+            if self._progress.live and self._bar is None:
+                self._bar = self._new_bar()
             if self._bar is not None:
                 self._bar.set_postfix_str(
                     "  ".join(f"{key} {value}" for key, value in shown.items()), refresh=False
@@ -95,6 +88,19 @@ class Task:
                 self._last_line = now
                 text = "  ".join(f"{key} {value}" for key, value in shown.items())
                 self._progress.write(f"{self.label} {self.done}/{self.total}  {text}")
+
+    def _new_bar(self) -> Any:
+        stream = self._progress.stream
+        return _Bar(
+            total=self.total,
+            desc=self.label,
+            file=stream,
+            bar_format=BAR_FORMAT,
+            dynamic_ncols=True,
+            mininterval=0.1,
+            leave=True,
+            ascii=None if "utf" in (stream.encoding or "").lower() else True,
+        )
 
     def close(self) -> None:
         """End the task; on a terminal its bar stays as it stands."""
@@ -136,9 +142,13 @@ class Progress:
             else:
                 self.write(text)
 
+    def elapsed(self) -> float:
+        """Return the seconds since this object was made: since the start of the run."""
+        return self.clock() - self._started
+
     def stage(self, text: str) -> None:
         """Announce what begins now, with the time since the start of the run."""
-        self.note(f"[{duration(self.clock() - self._started):>5}] {text}")
+        self.note(f"[{duration(self.elapsed()):>5}] {text}")
 
     def write(self, text: str) -> None:
         """Write whole lines at once and flush them; a reader that went away is no reason to fail."""

@@ -11,14 +11,12 @@ import logging
 import platform
 import shutil
 import sys
-import time
 from collections import Counter
 from contextlib import ExitStack
 from importlib import metadata
 from typing import Any
 
 import torch
-from slime_bridge.rollout import stop_global_worker
 
 from analysis.lab.arguments import REWARD_KEY, polar_keys, trainer_arguments, write_polar_config
 from analysis.lab.captures import convert_captures
@@ -28,7 +26,7 @@ from analysis.lab.interrupts import Interrupts
 from analysis.lab.policy import CheckpointPolicy
 from analysis.lab.progress import Progress
 from analysis.lab.run_folder import RunFolder
-from analysis.lab.run_log import run_logging
+from analysis.lab.run_log import run_logging, shown_warnings
 from analysis.lab.settings import LabSettings
 from analysis.lab.stack import Stack
 from analysis.lab.summary import Summary, format_summary, summarise
@@ -38,6 +36,7 @@ from analysis.lab.trainer import Trainer
 from analysis.lab.training import TrainingLoop
 from analysis.lab.warm_start import WarmStartRecipe, copy_checkpoint, warm_start
 from slime_bridge.data_source import CeilEpochRolloutDataSourceWithBuffer
+from slime_bridge.rollout import stop_global_worker
 
 __all__ = ["run_lab"]
 
@@ -70,12 +69,11 @@ def run_lab(
     Summary
         What the printed table says.
     """
-    started = time.monotonic()
     torch.set_num_threads(1)
-    with run_logging(folder.logs / "lab.log", progress):
+    with run_logging(folder.logs / "lab.log"):
         _train(settings, folder, progress, interrupts)
         interrupts.check()
-        return _report(settings, folder, progress, started)
+        return _report(settings, folder, progress)
 
 
 def _train(settings: LabSettings, folder: RunFolder, progress: Progress, interrupts: Interrupts) -> None:
@@ -122,14 +120,22 @@ def _with_resources(
         check=interrupts.check,
     )
     loop.push(0)
-    if settings.eval_prompts:
-        progress.stage(f"held-out reward before training: {loop.evaluate(0):.3f}")
-    progress.stage(f"training on {settings.rollouts} rollouts of {_batch(settings)}")
-    with progress.task("rollout", settings.rollouts, every_step=True) as task:
-        loop.run(task)
-    if settings.eval_prompts:
-        progress.stage(f"held-out reward after training: {loop.evaluate(settings.rollouts):.3f}")
+    with shown_warnings(progress):
+        _evaluate(loop, 0, "before", settings, progress)
+        progress.stage(f"training on {settings.rollouts} rollouts of {_batch(settings)}")
+        with progress.task("rollout", settings.rollouts, every_step=True) as task:
+            loop.run(task)
+    # What is still in flight would only slow the evaluation down; its prompts go back to the data source.
+    stop_global_worker()
+    with shown_warnings(progress):
+        _evaluate(loop, settings.rollouts, "after", settings, progress)
     copy_checkpoint(live, folder.checkpoint / "final")
+
+
+def _evaluate(loop: TrainingLoop, updates: int, when: str, settings: LabSettings, progress: Progress) -> None:
+    if settings.eval_prompts:
+        progress.stage(f"asking {settings.eval_prompts} held-out questions {when} training")
+        progress.stage(f"held-out reward {loop.evaluate(updates):.3f}")
 
 
 def _batch(settings: LabSettings) -> str:
@@ -179,7 +185,7 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), "platform": sys.platform, **found}
 
 
-def _report(settings: LabSettings, folder: RunFolder, progress: Progress, started: float) -> Summary:
+def _report(settings: LabSettings, folder: RunFolder, progress: Progress) -> Summary:
     # Here, because pandas and Matplotlib are not needed before the end and take a second to load.
     from analysis.lab.figures import draw_figures
     from analysis.lab.frames import read_metrics, rejection_frame
@@ -192,7 +198,7 @@ def _report(settings: LabSettings, folder: RunFolder, progress: Progress, starte
     counts: Counter[str] = Counter()
     for reason, groups in zip(rejections["reason"], rejections["groups"], strict=True):
         counts[str(reason)] += int(groups)
-    summary = summarise(read_metrics(folder.metrics), counts, wall_seconds=time.monotonic() - started)
+    summary = summarise(read_metrics(folder.metrics), counts, wall_seconds=progress.elapsed())
     progress.note(format_summary(summary, convert_captures()))
     progress.note(f"\neverything is in {folder.root}")
     return summary

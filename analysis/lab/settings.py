@@ -64,17 +64,17 @@ class AgentTroubles:
     tool_latency_median
         Seconds that an ordinary tool call takes.
     tool_latency_sigma
-        Spread of the log-normal latency: 1.5 makes one call in a hundred thirty times slower than the median.
+        Spread of the log-normal latency: with 2.2, one call in a hundred takes 170 times the median.
     failure_rate
         Chance that a session's agent dies with an error.
     session_timeout
-        Seconds after which the rollout server ends a session.
+        Seconds after which the rollout server ends a session, counted from the start of its sandbox.
     """
 
-    tool_latency_median: float = 0.03
-    tool_latency_sigma: float = 1.4
-    failure_rate: float = 0.03
-    session_timeout: float = 8.0
+    tool_latency_median: float = 0.015
+    tool_latency_sigma: float = 2.2
+    failure_rate: float = 0.04
+    session_timeout: float = 10.0
 
     def __post_init__(self) -> None:
         _check_range("tool_latency_median", self.tool_latency_median, 0.0, 60.0)
@@ -105,6 +105,8 @@ class LabSettings:
         Share of a group's sessions that must complete for the group to be accepted.
     engines
         Inference engines behind the router.
+    run_workers
+        Sessions that the gateway runs at a time; more wait there without losing time of their own.
     eval_prompts
         Held-out questions, asked before and after training.
     warm_start_steps
@@ -121,15 +123,23 @@ class LabSettings:
     n_samples_per_prompt: int = 8
     max_async_level: int = 2
     fully_async: bool = True
-    min_complete_accept_fraction: float = 0.75
+    min_complete_accept_fraction: float = 0.8
     engines: int = 1
+    run_workers: int = 64
     eval_prompts: int = 128
     warm_start_steps: int = 200
     train: TrainerSettings = field(default_factory=TrainerSettings)
     troubles: AgentTroubles = field(default_factory=AgentTroubles)
 
     def __post_init__(self) -> None:
-        for name in ("rollouts", "rollout_batch_size", "n_samples_per_prompt", "max_async_level", "engines"):
+        for name in (
+            "rollouts",
+            "rollout_batch_size",
+            "n_samples_per_prompt",
+            "max_async_level",
+            "engines",
+            "run_workers",
+        ):
             _check_range(name, getattr(self, name), 1, 100_000)
         _check_range("seed", self.seed, 0, 2**31 - 1)
         _check_range("eval_prompts", self.eval_prompts, 0, 100_000)

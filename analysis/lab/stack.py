@@ -138,11 +138,11 @@ class Stack:
 
     def _make_rollout_server(self, settings: LabSettings) -> ChildProcess:
         port = free_port(HOST)
-        sessions = settings.rollout_batch_size * settings.n_samples_per_prompt * settings.max_async_level
         argv = [sys.executable, "-m", "analysis.lab.polar_server", "--newer", "--no-completion-files"]
         argv += ["--host", HOST, "--port", str(port), "--router-url", self._router.url]
         argv += ["--save-dir", str(self._folder.polar_results)]
-        argv += ["--max-init-workers", str(sessions), "--max-run-workers", str(sessions)]
+        argv += ["--max-init-workers", str(settings.run_workers)]
+        argv += ["--max-run-workers", str(settings.run_workers)]
         return ChildProcess(
             argv,
             name="rollout-server",

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_bridge.rollout import generate_rollout_polar_async
-
 from analysis.errors import LabError
 from analysis.lab.arguments import EVAL_DATASET, REWARD_KEY
 from analysis.lab.dumps import flatten_samples, write_rollout_dump, write_train_dump
@@ -25,6 +23,7 @@ from analysis.lab.rollout_stats import rollout_statistics
 from analysis.lab.run_folder import RunFolder
 from analysis.lab.train_batch import make_train_batch
 from analysis.lab.trainer import Trainer
+from slime_bridge.rollout import generate_rollout_polar_async
 
 __all__ = ["TrainingLoop"]
 
@@ -62,17 +61,18 @@ class TrainingLoop:
 
     def run(self, task: Task) -> None:
         """Train for `num_rollout` rollouts, showing each on `task`."""
-        rejected = 0
+        accepted = rejected = 0
         for rollout_id in range(self.args.start_rollout_id, self.args.num_rollout):
             self.check()
             record = self._rollout(rollout_id)
             append_json_line(self.folder.metrics, record)
+            accepted += int(record["lab/groups"])
             rejected += int(record.get("polar/dropped_groups", 0))
             task.advance(
                 reward=f"{record['lab/reward_mean']:.3f}",
                 lag=f"{record['lab/lag_mean']:.1f}",
-                accepted=f"{int(record['lab/groups'])}",
-                rejected=f"{int(record.get('polar/dropped_groups', 0))} (total {rejected})",
+                accepted=str(accepted),
+                rejected=str(rejected),
             )
 
     def push(self, version: int) -> float:

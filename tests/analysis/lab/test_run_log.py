@@ -8,13 +8,13 @@ import warnings
 from pathlib import Path
 
 from analysis.lab.progress import Progress
-from analysis.lab.run_log import run_logging
+from analysis.lab.run_log import run_logging, shown_warnings
 
 
 def test_own_records_are_kept_and_warnings_are_shown(tmp_path: Path) -> None:
     """Information and warnings are in the file, only warnings on the screen, others' records in neither."""
     stream, path = io.StringIO(), tmp_path / "logs" / "lab.log"
-    with warnings.catch_warnings(), run_logging(path, Progress(stream)):
+    with warnings.catch_warnings(), run_logging(path), shown_warnings(Progress(stream)):
         warnings.simplefilter("default")
         logging.getLogger("slime_bridge.worker").info("quiet %d", 1)
         logging.getLogger("analysis.lab.run").warning("late")
@@ -34,7 +34,7 @@ def test_everything_is_as_before_afterwards(tmp_path: Path) -> None:
     before = [(logger.level, list(logger.handlers), logger.propagate) for logger in loggers]
     show = warnings.showwarning
     try:
-        with run_logging(tmp_path / "lab.log", Progress(io.StringIO())):
+        with run_logging(tmp_path / "lab.log"), shown_warnings(Progress(io.StringIO())):
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         pass
