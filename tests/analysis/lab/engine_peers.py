@@ -65,6 +65,8 @@ def teacher_forced_error(weights: Weights, request: GenerationRequest, *, start:
 
 
 def worst_error(weights: Weights, requests: Sequence[GenerationRequest]) -> float:
+    # A request without output would agree with anything.
+    assert all(request.output_ids for request in requests)
     return max(teacher_forced_error(weights, request) for request in requests)
 
 

@@ -91,9 +91,10 @@ def test_grandchildren_go_with_the_child(tmp_path: Path, end: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the death signal is Linux's")
 def test_child_dies_with_its_parent(tmp_path: Path, number: signal.Signals) -> None:
     """A parent that is killed, without a chance to clean up, takes its children with it."""
+    log = str(tmp_path / "log")
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom analysis.lab.processes import ChildProcess\n"
-        f"child = ChildProcess({SLEEP!r}, name='child', log_path=Path({str(tmp_path / 'log')!r})).start()\n"
+        f"child = ChildProcess({STUBBORN!r}, name='deaf', log_path=Path({log!r})).start()\n"
         "print(child.pid, flush=True)\ntime.sleep(600)\n"
     )
     root = Path(__file__).resolve().parents[3]
@@ -101,7 +102,8 @@ def test_child_dies_with_its_parent(tmp_path: Path, number: signal.Signals) -> N
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert alive(pid)
+        # Once the program itself runs, only the death signal can end it.
+        wait_for(lambda: "deaf" in (tmp_path / "log").read_text())
         parent.send_signal(number)
     wait_for(lambda: not alive(pid))
 
