@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import asdict, is_dataclass
 from importlib import metadata
 from typing import Any
 
@@ -175,8 +176,13 @@ def _prepare(settings: LabSettings, folder: RunFolder, stack: Stack) -> Any:
         settings, folder, polar=polar, router_host=stack.router_host, router_port=stack.router_port
     )
     content = {"settings": settings.to_dict(), "versions": _versions(), "args": vars(args)}
-    write_text(folder.config, json.dumps(content, indent=2, default=str) + "\n")
+    write_text(folder.config, json.dumps(content, indent=2, default=_plain) + "\n")
     return args
+
+
+def _plain(value: Any) -> Any:
+    """Give JSON what it does not know: data sets as mappings, the rest as text."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def _versions() -> dict[str, str]:
