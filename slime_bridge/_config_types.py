@@ -16,7 +16,7 @@ from typing import Any
 
 from slime_bridge.redaction import redact
 
-__all__ = ["PolarSlimeConfig", "RewardSettings"]
+__all__ = ["BarrierSettings", "PolarSlimeConfig", "RewardSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +173,28 @@ class RewardSettings:
     advantage_estimator_kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
     gdpo_reward_keys: tuple[str, ...] | None = None
     dvao_reward_keys: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarrierSettings:
+    """What holding generation back during a weight push needs; the fields are `PolarSlimeConfig`'s.
+
+    Parameters
+    ----------
+    rollout_url
+        Base URL of the rollout server.
+    weight_update_pause_timeout
+        Seconds to wait for running generations.
+    control_plane_token
+        Sent as ``X-Polar-Control-Token``.
+    trust_env
+        Whether proxy variables of the environment are used.
+    """
+
+    rollout_url: str
+    weight_update_pause_timeout: float = 300.0
+    control_plane_token: str | None = field(default=None, repr=False)
+    trust_env: bool = False
 
 
 def _canonical(values: dict[str, Any]) -> bytes:

@@ -23,6 +23,7 @@ from slime_bridge.errors import SlimeNotInstalledError
 __all__ = [
     "SlimeInfo",
     "data_source_base",
+    "megatron_actor_class",
     "require_slime",
     "rollout_output_classes",
     "sample_class",
@@ -157,6 +158,20 @@ def data_source_base() -> Any:
         from slime_bridge._stand_in_data import RolloutDataSourceWithBuffer
 
         return RolloutDataSourceWithBuffer
+    return real
+
+
+def megatron_actor_class() -> Any:
+    """Return the class of Slime's Megatron trainer actors.
+
+    Raises
+    ------
+    SlimeNotInstalledError
+        If there is no Slime, or it cannot be imported with what it needs to train.
+    """
+    real = _real("slime.backends.megatron_utils.actor", "MegatronTrainRayActor")
+    if real is None:
+        raise SlimeNotInstalledError(f"Slime is not installed: {_INSTALL}")
     return real
 
 

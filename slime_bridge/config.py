@@ -17,7 +17,7 @@ from typing import Any
 from slime_bridge import _parsing as parse
 from slime_bridge._config_checks import contradictions, derived_limits
 from slime_bridge._config_keys import ENVIRONMENT_KEYS, KEYS, SLIME_KEYS, Key
-from slime_bridge._config_types import PolarSlimeConfig, RewardSettings
+from slime_bridge._config_types import BarrierSettings, PolarSlimeConfig, RewardSettings
 from slime_bridge._router_url import resolve_sglang_router_base_url
 from slime_bridge._task_payload import render_instruction, render_task_payload
 from slime_bridge.errors import ConfigError
@@ -25,6 +25,7 @@ from slime_bridge.redaction import redact
 from slime_bridge.topology import render_topology_template, resolve_rollout_url
 
 __all__ = [
+    "BarrierSettings",
     "PolarSlimeConfig",
     "RewardSettings",
     "check_polar_slime_config",
@@ -33,6 +34,7 @@ __all__ = [
     "render_task_payload",
     "render_topology_template",
     "require_reward_key",
+    "resolve_barrier_settings",
     "resolve_polar_slime_config",
     "resolve_reward_settings",
     "resolve_sglang_router_base_url",
@@ -48,6 +50,7 @@ _REWARD_FIELDS = (
     "gdpo_reward_keys",
     "dvao_reward_keys",
 )
+_BARRIER_FIELDS = ("rollout_url", "topology_path", "weight_update_pause_timeout", "trust_env")
 _GATE_IS_OFF = "polar_candidate_pool_health_gate_enabled is off"
 _TOKENS = parse.integer(at_least=1)
 
@@ -117,6 +120,26 @@ def resolve_reward_settings(args: Any) -> RewardSettings:
         grpo_std_normalization=_slime_value(args, "grpo_std_normalization", parse.boolean, default=True),
         **values,
     )
+
+
+def resolve_barrier_settings(args: Any) -> BarrierSettings | None:
+    """Read only what the weight-update barrier needs; None where no rollout server is named.
+
+    Raises
+    ------
+    ConfigError
+        As `resolve_polar_slime_config`, for these keys alone.
+    """
+    values = {
+        key.field: _read(key, getattr(args, key.name, None)) for key in KEYS if key.field in _BARRIER_FIELDS
+    }
+    topology_path = values.pop("topology_path")
+    if values["rollout_url"] is None:
+        if topology_path is None:
+            return None
+        values["rollout_url"] = resolve_rollout_url(topology_path, args)
+    [token] = (key for key in ENVIRONMENT_KEYS if key.field == "control_plane_token")
+    return BarrierSettings(**values, control_plane_token=_read(token, os.environ.get(token.name) or None))
 
 
 def require_reward_key(args: Any, config: PolarSlimeConfig | RewardSettings) -> None:

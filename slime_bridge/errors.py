@@ -28,6 +28,8 @@
     │   └── NoTrainableTokensError                     too many groups in a row carried nothing to train on
     ├── ConservationError           (AssertionError)   the books of groups do not add up: a bug
     ├── EvaluationError             (RuntimeError)     an evaluation could not be prepared or finished
+    ├── WeightBarrierError          (RuntimeError)     generation could not be held back for a weight push
+    ├── PatchRefusedError           (RuntimeError)     a checkout of Slime is not what the patch was made for
     └── JournalError                (OSError)          the journal's folder cannot be used
 
 Each class also derives from the builtin that a caller would already catch. Errors about one group or session
@@ -53,6 +55,7 @@ __all__ = [
     "JournalError",
     "MissingRewardError",
     "NoTrainableTokensError",
+    "PatchRefusedError",
     "PolarOutageError",
     "ProtocolError",
     "RolloutLogprobError",
@@ -63,6 +66,7 @@ __all__ = [
     "TaskUnknownError",
     "TemplateError",
     "TransportError",
+    "WeightBarrierError",
     "WorkerError",
     "WorkerStoppedError",
 ]
@@ -238,6 +242,26 @@ class ConservationError(BridgeError, AssertionError):
 
 class EvaluationError(BridgeError, RuntimeError):
     """Raised when an evaluation cannot be prepared or cannot be finished."""
+
+
+class WeightBarrierError(BridgeError, RuntimeError):
+    """Raised when the gateways' generation gates could not all be closed; those that were are opened again.
+
+    Parameters
+    ----------
+    message
+        Which gates stayed open or busy, and why.
+    report
+        The `slime_bridge.weight_barrier.PauseReport` with the state of every gate.
+    """
+
+    def __init__(self, message: str, *, report: object = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class PatchRefusedError(BridgeError, RuntimeError):
+    """Raised when a checkout of Slime is of an unknown version, or has been changed, and is left as it is."""
 
 
 class JournalError(BridgeError, OSError):
