@@ -14,7 +14,8 @@ from analysis.lab.polar_server.node_models import NodeHeartbeatRequest, NodeRegi
 from analysis.lab.polar_server.nodes import NodeRegistry, UnknownNodeError
 from analysis.lab.polar_server.sessions import TaskRunner
 from analysis.lab.polar_server.settings import ServerSettings
-from analysis.lab.polar_server.state import TaskRecord, encode
+from analysis.lab.polar_server.state import TaskRecord
+from analysis.lab.polar_server.wire import encode
 
 TOMBSTONE_SECONDS = 300.0
 """How long a cancelled id that was never submitted is refused (newer servers)."""

@@ -6,15 +6,15 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import httpx
-
 from analysis.lab.polar_server.faults import Fault
-from analysis.lab.polar_server.state import TaskRecord, encode
+from analysis.lab.polar_server.http_client import HttpClient, HttpError
+from analysis.lab.polar_server.state import TaskRecord
+from analysis.lab.polar_server.wire import encode
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class CallbackSender:
     def __init__(self, *, notify: Callable[[], None] = lambda: None) -> None:
         self.records: list[CallbackRecord] = []
         self._notify = notify
-        self._client: httpx.AsyncClient | None = None
+        self._client = HttpClient(connect_timeout=CALLBACK_TIMEOUT, timeout=CALLBACK_TIMEOUT)
 
     async def deliver(self, record: TaskRecord, faults: Sequence[Fault] = ()) -> None:
         """Post the task's result to its callback URL, if it has one, the way `faults` ask for."""
@@ -82,19 +82,13 @@ class CallbackSender:
             When it could not be delivered.
         """
         content = encode(result)
-        sent = {"Content-Type": "application/json", **headers}
-        try:
-            response = await self._http().post(url, content=content, headers=sent, timeout=30.0)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ConnectionError(f"{type(error).__name__}: {error}") from error
-        if not response.is_success:
-            raise ConnectionError(f"answered {response.status_code}: {response.text[:500]}")
+        response = await self._client.post(url, content=content, headers=headers, timeout=30.0)
+        if not response.ok:
+            raise ConnectionError(f"answered {response.status}: {response.text[:500]}")
 
     async def aclose(self) -> None:
-        """Close the HTTP client."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        """Cut the connections to callback receivers."""
+        await self._client.aclose()
 
     async def _before(self, record: TaskRecord, url: str, fault: Fault) -> None:
         """Post what a fault wants delivered ahead of the true result."""
@@ -109,28 +103,17 @@ class CallbackSender:
     async def _post(
         self, record: TaskRecord, url: str, body: bytes, kind: str, *, seconds: float = 0.0
     ) -> None:
-        headers = {"Content-Type": "application/json"}
-        content: bytes | AsyncIterator[bytes] = body
-        if seconds > 0:
-            headers["Content-Length"] = str(len(body))
-            content = _drip(body, seconds)
         started = time.monotonic()
         status, error = None, None
         try:
-            response = await self._http().post(url, content=content, headers=headers)
-            status = response.status_code
-            if not response.is_success:
+            response = await self._client.post(url, content=body, drip_seconds=seconds)
+            status = response.status
+            if not response.ok:
                 logger.info("callback of task %s was answered %d", record.task_id, status)
-        except (httpx.HTTPError, httpx.InvalidURL) as problem:
+        except HttpError as problem:
             error = f"{type(problem).__name__}: {problem}"
             logger.info("callback of task %s failed: %s", record.task_id, error)
         self._note(record, url, kind, status, error, started)
-
-    def _http(self) -> httpx.AsyncClient:
-        if self._client is None:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
-            self._client = httpx.AsyncClient(timeout=CALLBACK_TIMEOUT, trust_env=False, limits=limits)
-        return self._client
 
     async def _cut(self, record: TaskRecord, url: str, body: bytes) -> None:
         """Send the header and half of the body, then reset the connection."""
@@ -158,13 +141,6 @@ class CallbackSender:
         seconds = time.monotonic() - started
         self.records.append(CallbackRecord(record.task_id, url, kind, status, error, started, seconds))
         self._notify()
-
-
-async def _drip(body: bytes, seconds: float, pieces: int = 10) -> AsyncIterator[bytes]:
-    size = max(1, -(-len(body) // pieces))
-    for start in range(0, len(body), size):
-        yield body[start : start + size]
-        await asyncio.sleep(seconds / pieces)
 
 
 def _guessed(url: str) -> str:

@@ -5,16 +5,16 @@ import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-import httpx
 from fastapi import APIRouter, FastAPI, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from analysis.lab.polar_server.events import HEADERS
 from analysis.lab.polar_server.gateway import SESSION_ID_PATTERN, Gateway, SessionRefusedError
 from analysis.lab.polar_server.gateway_sessions import GatewaySession
+from analysis.lab.polar_server.http_client import HttpError
 from analysis.lab.polar_server.node_models import SessionDispatchRequest
 from analysis.lab.polar_server.proxy import Capture, UpstreamError
-from analysis.lab.polar_server.state import encode
+from analysis.lab.polar_server.wire import encode
 
 TOKEN_HEADER = "x-polar-control-token"
 
@@ -65,9 +65,9 @@ def _service_routes(gateway: Gateway, app: FastAPI, ping_seconds: float) -> APIR
     async def models() -> Response:
         try:
             answer = await gateway.proxy.get("/v1/models")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except HttpError as error:
             return _json({"error": str(error) or type(error).__name__}, 502)
-        return Response(answer.content, answer.status_code, media_type="application/json")
+        return Response(answer.content, answer.status, media_type="application/json")
 
     @router.get("/events")
     async def events() -> StreamingResponse:
@@ -107,10 +107,10 @@ async def _health(gateway: Gateway, base_url: str) -> JsonMap:
 async def _inference_health(gateway: Gateway) -> Any:
     try:
         answer = await gateway.proxy.get("/health")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except HttpError as error:
         return {"status": "error", "error": str(error) or type(error).__name__}
-    if not answer.is_success:
-        return {"status": "error", "error": f"HTTP {answer.status_code}"}
+    if not answer.ok:
+        return {"status": "error", "error": f"HTTP {answer.status}"}
     if not answer.content.strip():
         return {"status": "ok"}
     try:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from analysis.lab.polar_server.fault_kinds import kinds_of
 from analysis.lab.polar_server.faults import Fault, FaultEngine, Subject
-from analysis.lab.polar_server.state import encode
+from analysis.lab.polar_server.wire import encode
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.lab.polar_server.events import now_iso
-from analysis.lab.polar_server.state import SessionRecord, encode
+from analysis.lab.polar_server.state import SessionRecord
+from analysis.lab.polar_server.wire import encode
 
 DEFAULT_MAX_FIELD_BYTES = 1_048_576
 """Approximate size above which one top-level field of a completion file is cut."""

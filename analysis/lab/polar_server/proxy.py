@@ -8,18 +8,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
 from analysis.errors import LabError
 from analysis.lab.polar_server.events import now_iso
 from analysis.lab.polar_server.extraction import normalise_response
 from analysis.lab.polar_server.gate import GenerationGate
+from analysis.lab.polar_server.http_client import HttpAnswer, HttpClient, HttpError, HttpTimeoutError
 from analysis.lab.polar_server.models import CompletionRecord, CompletionSession
 
 logger = logging.getLogger(__name__)
 
-ENGINE_TIMEOUT = httpx.Timeout(900.0, connect=30.0)
-"""Seconds for reading an engine's answer, and for connecting."""
+ENGINE_TIMEOUT = 900.0
+"""Seconds for an engine's answer."""
+
+CONNECT_TIMEOUT = 30.0
+"""Seconds for connecting to an engine."""
 
 JsonMap = dict[str, Any]
 
@@ -88,7 +90,7 @@ class InferenceProxy:
         self.engine = engine
         self.gate = GenerationGate()
         self._persist = persist
-        self._client: httpx.AsyncClient | None = None
+        self._client = HttpClient(connect_timeout=CONNECT_TIMEOUT, timeout=ENGINE_TIMEOUT)
 
     async def chat(self, capture: Capture, body: JsonMap) -> JsonMap:
         """Serve one chat completion and capture it.
@@ -123,39 +125,31 @@ class InferenceProxy:
         self._persist(capture, record)
         return {**answer, "model": requested}
 
-    async def get(self, path: str, *, timeout: float = 5.0) -> httpx.Response:
-        """Fetch a path of the engine; raises `httpx.HTTPError`."""
-        return await self._http().get(f"{self.base_url}{path}", timeout=timeout)
+    async def get(self, path: str, *, timeout: float = 5.0) -> HttpAnswer:
+        """Fetch a path of the engine; raises `HttpError`."""
+        return await self._client.get(f"{self.base_url}{path}", timeout=timeout)
 
     async def aclose(self) -> None:
-        """Close the HTTP client."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
-
-    def _http(self) -> httpx.AsyncClient:
-        if self._client is None:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-            self._client = httpx.AsyncClient(timeout=ENGINE_TIMEOUT, trust_env=False, limits=limits)
-        return self._client
+        """Cut the connections to the engine."""
+        await self._client.aclose()
 
     async def _post(self, request: JsonMap) -> JsonMap:
         try:
-            response = await self._http().post(f"{self.base_url}/v1/chat/completions", json=request)
-        except httpx.TimeoutException as error:
+            response = await self._client.post(f"{self.base_url}/v1/chat/completions", json=request)
+        except HttpTimeoutError as error:
             raise UpstreamError(504, _error("timeout_error", f"inference timed out: {error}")) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except HttpError as error:
             raise UpstreamError(502, _error("upstream_error", f"inference unreachable: {error}")) from error
         try:
             data = response.json()
         except ValueError as error:
-            if response.is_success:
+            if response.ok:
                 raise UpstreamError(500, _error("upstream_error", "inference answer is not JSON")) from error
             data = None
-        if not response.is_success:
+        if not response.ok:
             if isinstance(data, dict) and "error" in data:
-                raise UpstreamError(response.status_code, data)
-            raise UpstreamError(response.status_code, _error("upstream_http_error", response.text[:2000]))
+                raise UpstreamError(response.status, data)
+            raise UpstreamError(response.status, _error("upstream_http_error", response.text[:2000]))
         if not isinstance(data, dict):
             raise UpstreamError(500, _error("upstream_error", "inference answer is not an object"))
         return data

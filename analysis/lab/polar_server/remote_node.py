@@ -7,10 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import httpx
-
 from analysis.errors import LabError
 from analysis.lab.polar_server.gateway_app import TOKEN_HEADER
+from analysis.lab.polar_server.http_client import HttpClient, HttpError
 from analysis.lab.polar_server.node_models import SessionDispatchRequest
 from analysis.lab.polar_server.nodes import Node
 from analysis.lab.polar_server.results import failed_trajectory, lifted, session_result
@@ -37,7 +36,9 @@ class RemoteNodes:
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._expected: dict[str, asyncio.Future[JsonMap]] = {}
-        self._client: httpx.AsyncClient | None = None
+        token = settings.control_token
+        headers = {TOKEN_HEADER: token} if token is not None else {}
+        self._client = HttpClient(timeout=DISPATCH_TIMEOUT, headers=headers)
         self.callback_url: str | None = None
 
     def accept(self, result: JsonMap) -> None:
@@ -67,21 +68,19 @@ class RemoteNodes:
             future.cancel()
 
     async def aclose(self) -> None:
-        """Close the HTTP client."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        """Cut the connections to the gateways."""
+        await self._client.aclose()
 
     async def _dispatch(self, node: Node, request: SessionDispatchRequest) -> None:
         body = request.model_dump(exclude={"dispatch_priority"} if not self._settings.newer else None)
         body["callback_url"] = self.callback_url
         timeout = min(DISPATCH_TIMEOUT, request.remaining_timeout_seconds)
         try:
-            answer = await self._http().post(f"{node.url}/sessions", json=body, timeout=timeout)
-            if answer.is_success:
+            answer = await self._client.post(f"{node.url}/sessions", json=body, timeout=timeout)
+            if answer.ok:
                 return
-            problem = f"HTTP {answer.status_code}"
-        except httpx.HTTPError as error:
+            problem = f"HTTP {answer.status}"
+        except HttpError as error:
             problem = f"{type(error).__name__}: {error}"
         if await self._poll(node, request) is None:
             logger.info("node %s did not take session %s: %s", node.node_id, request.session_id, problem)
@@ -114,9 +113,9 @@ class RemoteNodes:
     async def _poll(self, node: Node, request: SessionDispatchRequest) -> JsonMap | None:
         """Return what the gateway says about the session, or None for any problem."""
         try:
-            answer = await self._http().get(f"{node.url}/sessions/{request.session_id}", timeout=5.0)
-            data = answer.json() if answer.is_success else None
-        except (httpx.HTTPError, ValueError) as error:
+            answer = await self._client.get(f"{node.url}/sessions/{request.session_id}", timeout=5.0)
+            data = answer.json() if answer.ok else None
+        except (HttpError, ValueError) as error:
             logger.debug("polling session %s failed: %s", request.session_id, error)
             return None
         known = isinstance(data, dict) and data.get("task_id") == request.task_id
@@ -124,16 +123,9 @@ class RemoteNodes:
 
     async def _clean_up(self, node: Node, session_id: str) -> None:
         try:
-            await self._http().delete(f"{node.url}/sessions/{session_id}", timeout=5.0)
-        except httpx.HTTPError as error:
+            await self._client.request("DELETE", f"{node.url}/sessions/{session_id}", timeout=5.0)
+        except HttpError as error:
             logger.info("cleaning up session %s on node %s failed: %s", session_id, node.node_id, error)
-
-    def _http(self) -> httpx.AsyncClient:
-        if self._client is None:
-            token = self._settings.control_token
-            headers = {TOKEN_HEADER: token} if token is not None else {}
-            self._client = httpx.AsyncClient(trust_env=False, headers=headers, timeout=DISPATCH_TIMEOUT)
-        return self._client
 
 
 def _no_result(node: Node, request: SessionDispatchRequest) -> JsonMap:

@@ -18,7 +18,8 @@ from analysis.lab.polar_server.models import NewerTaskRequest, TaskRequest
 from analysis.lab.polar_server.mutations import apply_session_faults, needs_literal_nan
 from analysis.lab.polar_server.persistence import ResultStore
 from analysis.lab.polar_server.results import failed_trajectory, session_result
-from analysis.lab.polar_server.state import ServerState, SessionRecord, TaskRecord, encode
+from analysis.lab.polar_server.state import ServerState, SessionRecord, TaskRecord
+from analysis.lab.polar_server.wire import encode
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ it is read, and so that a fault can put any bytes into it.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 import uuid
@@ -15,33 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from analysis.lab.polar_server.models import TaskRequest
-
-
-def encode(value: Any, *, literal_nan: bool = False) -> bytes:
-    """Encode `value` as compact JSON.
-
-    Non-finite numbers become null, as Polar writes them; with `literal_nan` they become the bare literals
-    ``NaN`` and ``Infinity``. Lone surrogates are kept as escapes.
-    """
-    if not literal_nan:
-        try:
-            return msgspec.json.encode(value)
-        except UnicodeEncodeError:
-            value = _finite(value)
-    return json.dumps(value, separators=(",", ":")).encode("ascii")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+from analysis.lab.polar_server.wire import encode
 
 
 def new_session_id(seed: int | None = None) -> str:

@@ -47,7 +47,7 @@ def test_a_refused_callback_is_not_tried_again():
         polar.wait_until(lambda: len(polar.callbacks) == 3)
         by_task = {record.task_id: record for record in polar.callbacks}
         assert by_task["refused"].status is None
-        assert by_task["refused"].error.startswith("ConnectError")
+        assert by_task["refused"].error.startswith("HttpError: cannot connect")
         assert by_task["failing"].status == 500
         assert by_task["odd"].error is not None
         assert {record.status for record in polar.tasks.values()} == {"completed"}

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from analysis.lab.polar_server.completion_files import CompletionWriter
 from analysis.lab.polar_server.persistence import ResultStore, approximate_size, stored_form
 from analysis.lab.polar_server.proxy import Capture
-from analysis.lab.polar_server.state import SessionRecord, encode
+from analysis.lab.polar_server.state import SessionRecord
 from analysis.lab.polar_server.testing import Fault, FaultScript, serve_polar
+from analysis.lab.polar_server.wire import encode
 from tests.analysis.lab.polar_peers import callback_sink, get, submit
 
 
