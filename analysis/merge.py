@@ -1,0 +1,214 @@
+"""What several sources tell about a run becomes one row per thing, with the ids of everything around it.
+
+First groups, then sessions, then traces: each is found by the ids that its sources have in common
+(`analysis.schema.IDENTITY`), joined column by column, and takes the ids and the fate of what it belongs to.
+Then numbers are computed upwards: advantages, counts, means. What contradicts is noted, never smoothed over.
+
+A pure function of the rows: the same rows give the same tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis import _derive, _link
+from analysis._coalesce import SOURCE_COLUMN, coalesce
+from analysis._identity import Ints, codes, identify, occurrences
+from analysis._link import Linked
+from analysis._tables import one_array, set_columns, take_rows
+from analysis.problems import Problem
+from analysis.records import Records
+from analysis.schema import GRAINS, IDENTITY, SOURCES, arrow_schema, columns_of, empty_table
+from analysis.sources.base import SourceKind
+from slime_bridge.metrics import find_metric
+
+__all__ = ["Merged", "merge"]
+
+SOURCE_OF_KIND: Mapping[SourceKind, str] = MappingProxyType(
+    {
+        SourceKind.POLAR_SESSION: "polar",
+        SourceKind.POLAR_TASK: "polar",
+        SourceKind.COMPLETION: "completion",
+        SourceKind.ROLLOUT_DUMP: "rollout_dump",
+        SourceKind.TRAIN_DUMP: "train_dump",
+        SourceKind.JOURNAL: "journal",
+        SourceKind.REJECTED: "rejected",
+        SourceKind.METRICS: "metrics",
+        SourceKind.WANDB: "wandb",
+        SourceKind.PARQUET: "parquet",
+    }
+)
+"""Under which name a kind of file is an authority for columns; our own Parquet files come last."""
+
+_SOURCE_NAMES = (*SOURCES, "parquet")
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The joined tables of a run, each with all its columns, and what was wrong in joining them."""
+
+    tables: Mapping[str, pa.Table]
+    problems: tuple[Problem, ...] = ()
+
+
+def merge(records: Records, run_names: Mapping[str, str]) -> Merged:
+    """Join all rows.
+
+    Parameters
+    ----------
+    records
+        What was read.
+    run_names
+        The run that each file belongs to, by path.
+    """
+    rows = {grain: _rows(records, grain, run_names) for grain in GRAINS}
+    problems = _copies(rows["session"])
+    groups = _joined(rows["group"], "group")
+    tasks = _link.task_owners(rows["event"])
+    session_rows = _link.place_by_group(rows["session"], groups)
+    linked = _link.link_sessions(_joined(session_rows, "session"), groups, tasks)
+    linked, groups = _link.with_groups_of_sessions(linked, groups)
+    groups, linked = _sorted_groups(groups, linked)
+    linked = _sorted_sessions(linked)
+    traces = _link.link_traces(_joined(rows["trace"], "trace"), linked.table)
+    order = _derive.trace_order(traces)
+    traces = Linked(traces.table.take(order), traces.owner[order])
+    rollouts = _rollouts(_joined(rows["rollout"], "rollout"), groups, traces.table)
+    tables = _with_numbers(rollouts, groups, linked, traces)
+    completions = _link.link_completions(_joined(rows["completion"], "completion"), linked.table)
+    tables["completion"] = _derive.sort_rows(completions, "completion")
+    for grain in ("event", "metric"):
+        plain = rows[grain].drop_columns([SOURCE_COLUMN])
+        tables[grain] = _derive.sort_rows(plain, grain)
+    tables["metric"] = _with_units(tables["metric"])
+    complete = {grain: tables[grain].cast(arrow_schema(grain)).combine_chunks() for grain in GRAINS}
+    return Merged(complete, problems)
+
+
+def _rows(records: Records, grain: str, run_names: Mapping[str, str]) -> pa.Table:
+    """Return the rows of a grain with the run's name and the number of their source."""
+    table = records.table(grain)
+    if not len(table):
+        return empty_table(grain).append_column(SOURCE_COLUMN, pa.array([], pa.int8()))
+    paths = one_array(records.tables[grain].column("path"))
+    known = [path for path in paths.dictionary.to_pylist()]
+    places = paths.indices.to_numpy()
+    sources = [_SOURCE_NAMES.index(SOURCE_OF_KIND[records.files[path].kind]) for path in known]
+    names = pa.array([run_names[path] for path in known], pa.string())
+    run = pa.DictionaryArray.from_arrays(paths.indices, names).cast(pa.string())
+    table = set_columns(table, run=pc.coalesce(one_array(table.column("run")), run))
+    return table.append_column(SOURCE_COLUMN, pa.array(np.array(sources, dtype=np.int8)[places]))
+
+
+def _joined(rows: pa.Table, grain: str) -> pa.Table:
+    keys = []
+    for names in IDENTITY[grain]:
+        parts = [rows.column(name) for name in ("run", *names)]
+        key = codes(parts)
+        if grain == "trace" and "tokens_hash" in names:
+            key = _with_occurrence(key, rows)
+        keys.append(key)
+    entity = identify(keys)
+    return coalesce(rows, entity, columns_of(grain), _SOURCE_NAMES)
+
+
+def _with_occurrence(key: Ints, rows: pa.Table) -> Ints:
+    """Tell equal samples of one file apart by their order; copies in other files meet their original."""
+    within = codes([pa.array(key), rows.column("path")])
+    repeated = occurrences(within)
+    if not repeated.any():
+        return key
+    return np.where(key < 0, key, key * (int(repeated.max()) + 1) + repeated)
+
+
+def _sorted_groups(groups: pa.Table, sessions: Linked) -> tuple[pa.Table, Linked]:
+    order = _derive.sort_order(groups, "group")
+    if order is None:
+        return groups, sessions
+    place = np.empty(len(order) + 1, dtype=np.int64)
+    place[order] = np.arange(len(order))
+    place[-1] = -1
+    return groups.take(order), Linked(sessions.table, place[sessions.owner])
+
+
+def _sorted_sessions(sessions: Linked) -> Linked:
+    order = _derive.sort_order(sessions.table, "session")
+    return sessions if order is None else Linked(sessions.table.take(order), sessions.owner[order])
+
+
+def _rollouts(rollouts: pa.Table, groups: pa.Table, traces: pa.Table) -> pa.Table:
+    """Add rows for rollouts that only their groups or traces tell of."""
+    names = ["run", "evaluation", "rollout_id"]
+    wanted = pa.concat_tables([groups.select(names), traces.select(names)])
+    valid = pc.and_(wanted.column("evaluation").is_valid(), wanted.column("rollout_id").is_valid())
+    both = pa.concat_tables([rollouts.select(names), wanted.filter(valid)])
+    key = codes([both.column(name) for name in names])
+    fresh = np.flatnonzero((occurrences(key) == 0) & (np.arange(len(key)) >= len(rollouts)))
+    if len(fresh):
+        head = both.take(fresh)
+        schema = arrow_schema("rollout")
+        columns: dict[str, Any] = {name: one_array(head.column(name)) for name in names}
+        columns["sources"] = pa.array(["derived"] * len(fresh), pa.string())
+        arrays = [columns.get(field.name, pa.nulls(len(fresh), field.type)) for field in schema]
+        rollouts = pa.concat_tables([rollouts.cast(schema), pa.Table.from_arrays(arrays, schema=schema)])
+    return _derive.sort_rows(rollouts, "rollout")
+
+
+def _with_numbers(
+    rollouts: pa.Table, groups: pa.Table, sessions: Linked, traces: Linked
+) -> dict[str, pa.Table]:
+    count = len(groups)
+    trace_table = _derive.derive_traces(traces.table, rollouts)
+    trace_table = _derive.recomputed_traces(Linked(trace_table, traces.owner), sessions, count)
+    traces = Linked(trace_table, traces.owner)
+    session_table = _derive.derive_sessions(sessions.table, traces)
+    session_table = _derive.recomputed_sessions(Linked(session_table, sessions.owner), count)
+    sessions = Linked(session_table, sessions.owner)
+    groups = _derive.derive_groups(groups, sessions, traces)
+    rollouts = _derive.derive_rollouts(rollouts, groups, sessions)
+    return {"rollout": rollouts, "group": groups, "session": session_table, "trace": trace_table}
+
+
+def _with_units(metrics: pa.Table) -> pa.Table:
+    """Give the bridge's own metrics their units."""
+    names = one_array(metrics.column("name").cast(pa.string())).dictionary_encode()
+    metrics_by_name = [find_metric(name) for name in names.dictionary.to_pylist()]
+    known = pa.array([None if metric is None else metric.unit for metric in metrics_by_name], pa.string())
+    own = take_rows(known, np.asarray(pc.fill_null(names.indices, -1).to_numpy(), dtype=np.int64))
+    return set_columns(metrics, unit=pc.coalesce(one_array(metrics.column("unit")), own))
+
+
+def _copies(sessions: pa.Table) -> tuple[Problem, ...]:
+    """Find results of one session in several of the server's files that do not say the same."""
+    polar = _SOURCE_NAMES.index("polar")
+    rows = sessions.filter(
+        pc.and_(pc.equal(sessions.column(SOURCE_COLUMN), polar), sessions.column("session_id").is_valid())
+    )
+    key = codes([rows.column("run"), rows.column("session_id")])
+    again = np.flatnonzero(occurrences(key) > 0)
+    if not len(again):
+        return ()
+    said = ("status", "error", "reward", "traces", "prompt_tokens", "response_tokens", "masked_tokens")
+    first = {code: place for place, code in reversed(list(enumerate(key.tolist())))}
+    problems = []
+    for place in again.tolist():
+        one, other = rows.slice(first[int(key[place])], 1), rows.slice(place, 1)
+        differing = [name for name in said if one.column(name).to_pylist() != other.column(name).to_pylist()]
+        if differing:
+            session, path = other.column("session_id")[0].as_py(), one.column("path")[0].as_py()
+            problems.append(
+                Problem(
+                    other.column("path")[0].as_py(),
+                    f"session {session} is also in {path}, and they differ in {', '.join(differing)}",
+                    "two results of one session: one was changed, or two runs wrote to one folder",
+                    "the last file counts; remove the one that is wrong",
+                )
+            )
+    return tuple(problems)
