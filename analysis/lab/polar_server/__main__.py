@@ -26,6 +26,9 @@ from analysis.lab.polar_server.topology import load_topology, settings_from_topo
 
 logger = logging.getLogger("polar_server")
 
+KEPT_REQUESTS = 1000
+"""Request records that a long-running process keeps."""
+
 SHUTDOWN_GRACE = 0.3
 """Seconds that running requests get at the end."""
 
@@ -70,7 +73,7 @@ def settings_from(args: argparse.Namespace) -> ServerSettings:
     if args.config is not None:
         base = settings_from_topology(load_topology(args.config))
     elif args.router_url or args.script:
-        base = ServerSettings(port=8080, keep_alive=5.0, scripted=False, nodes=(NodeSettings(),))
+        base = ServerSettings(port=8080, scripted=False, nodes=(NodeSettings(),))
     else:
         raise ValueError("name an engine or router with --router-url, a --config, or a --script")
     given = {
@@ -96,6 +99,7 @@ def settings_from(args: argparse.Namespace) -> ServerSettings:
         base,
         nodes=tuple(replace(node, **changes) for node in base.nodes),
         newer=args.newer or base.newer,
+        keep_requests=KEPT_REQUESTS,
         scripted=args.script is not None,
         persist_completions=base.persist_completions and not args.no_completion_files,
         control_token=os.environ.get("POLAR_CONTROL_PLANE_TOKEN") or None,

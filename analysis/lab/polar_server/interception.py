@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -67,7 +67,7 @@ class Interceptor:
         server: str,
         engine: FaultEngine,
         controls: Controls,
-        requests: list[RequestRecord],
+        requests: deque[RequestRecord],
         notify: Callable[[], None],
     ) -> None:
         self._app = app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -58,7 +59,7 @@ class PolarServer:
         self.hub = EventHub()
         self.nodes = NodeRegistry()
         self.sender = CallbackSender(notify=notify)
-        self.requests: list[RequestRecord] = []
+        self.requests: deque[RequestRecord] = deque(maxlen=self.settings.keep_requests)
         self.fronts: dict[str, Front] = {}
         self.gateways: dict[str, Gateway] = {}
         self.scripted = ScriptedSessions(
@@ -78,6 +79,7 @@ class PolarServer:
             store=store,
             sender=self.sender,
             notify=notify,
+            keep_results=self.settings.keep_results,
         )
         self._timers: list[asyncio.TimerHandle] = []
         self._background: set[asyncio.Task[None]] = set()

@@ -74,6 +74,7 @@ class TaskRunner:
         store: ResultStore,
         sender: CallbackSender,
         notify: Callable[[], None],
+        keep_results: int | None = None,
     ) -> None:
         self.state = state
         self.hub = hub
@@ -82,6 +83,7 @@ class TaskRunner:
         self.store = store
         self.sender = sender
         self._notify = notify
+        self._keep_results = keep_results
         self._runs: dict[int, _Run] = {}
         self._background: set[asyncio.Task[None]] = set()
 
@@ -145,8 +147,7 @@ class TaskRunner:
         record.reordered = True
         record.updated_at = time.time()
         self.hub.publish("task.completed", task_id=record.task_id, status="cancelled")
-        run.delivered.set()
-        self._runs.pop(id(record), None)
+        self._finished(run)
         self._notify()
 
     def forget_all(self) -> None:
@@ -232,8 +233,7 @@ class TaskRunner:
         self._end(run, "completed")
         faults = self.engine.fire(_CALLBACK_KINDS - {"callback_early"}, run.subject)
         await self.sender.deliver(record, faults)
-        run.delivered.set()
-        self._runs.pop(id(record), None)
+        self._finished(run)
 
     async def _settle(self, run: _Run) -> None:
         """Wait until every session task of the run has ended, however it did."""
@@ -251,9 +251,15 @@ class TaskRunner:
         counts = {"completed_sessions": record.completed_sessions} if status == "completed" else {}
         self.hub.publish("task.completed", task_id=record.task_id, status=status, **counts)
         if status != "completed":
-            run.delivered.set()
-            self._runs.pop(id(record), None)
+            self._finished(run)
         self._notify()
+
+    def _finished(self, run: _Run) -> None:
+        """Let go of a task that will do nothing more, and of old results if they are not to be kept."""
+        run.delivered.set()
+        self._runs.pop(id(run.record), None)
+        if self._keep_results is not None:
+            self.state.drop_old_results(self._keep_results)
 
     async def _session(self, run: _Run, session: SessionRecord) -> None:
         subject = self.engine.known_task(session.task_id, session=session.index)

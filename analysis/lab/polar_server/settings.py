@@ -71,6 +71,10 @@ class ServerSettings:
         Size above which one field of a completion file is cut.
     persist_completions
         Whether captured model calls are written below `save_dir`.
+    keep_results
+        Number of finished tasks whose results stay in memory, the latest ones; None keeps all, as Polar does.
+    keep_requests
+        Number of request records kept, the latest ones; None keeps all.
     scripted
         Play the fault script's synthetic sessions; else run agents on the gateways.
     nodes
@@ -91,5 +95,7 @@ class ServerSettings:
     keep_alive: float = 75.0
     max_field_bytes: int = 1_048_576
     persist_completions: bool = True
+    keep_results: int | None = None
+    keep_requests: int | None = None
     scripted: bool = True
     nodes: tuple[NodeSettings, ...] = (NodeSettings(),)

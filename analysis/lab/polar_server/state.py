@@ -233,6 +233,18 @@ class ServerState:
         self.history.append(record)
         self.runs[record.task_id] += 1
 
+    def drop_old_results(self, keep: int) -> None:
+        """Forget the results of finished tasks but for the latest `keep`, oldest first."""
+        finished = [
+            record for record in self.tasks.values() if record.status not in ("running", "cancelling")
+        ]
+        for record in finished[: max(0, len(finished) - keep)]:
+            del self.tasks[record.task_id]
+            for session in record.sessions:
+                session.result = session.body = None
+            record.finished.clear()
+            record.extra_bodies.clear()
+
     def session_started(self) -> None:
         """Count a session that began, for the high-water mark."""
         self.running_sessions += 1

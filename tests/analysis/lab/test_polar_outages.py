@@ -294,3 +294,17 @@ def test_waiting_gives_up_with_the_state_in_its_text():
         submit(polar, "t-1")
         with pytest.raises(TimeoutError, match="1 submits"):
             polar.wait_until(lambda: False, timeout=0.2)
+
+
+def test_memory_can_be_bounded():
+    """With `keep_results` only the latest finished tasks hold results; counts go on."""
+    settings = ServerSettings(keep_results=2, keep_requests=3)
+    with serve_polar(settings=settings) as polar:
+        for number in range(5):
+            submit(polar, f"t-{number}", num_samples=2)
+            polar.wait_until(lambda n=number: polar.history[n].status == "completed")
+        polar.wait_until(lambda: list(polar.tasks) == ["t-3", "t-4"])
+        assert len(get(polar, "/rollout/task/t-4").json()["results"]) == 2
+        assert get(polar, "/rollout/task/t-0").status_code == 404
+        assert (polar.submits, len(polar.requests)) == (5, 3)
+        assert all(session.result is None for session in polar.history[0].sessions)
