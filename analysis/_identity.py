@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-__all__ = ["Ints", "codes", "find", "identify", "occurrences"]
+__all__ = ["Ints", "codes", "find", "identify", "occurrences", "with_occurrence"]
 
 Ints = NDArray[np.int64]
 
@@ -57,6 +57,22 @@ def occurrences(values: Ints) -> Ints:
     result = np.empty(len(values), dtype=np.int64)
     result[order] = counts
     return result
+
+
+def with_occurrence(key: Ints, file: Ints) -> Ints:
+    """Tell equal keys of one file apart by their order; copies in other files still meet their original.
+
+    Parameters
+    ----------
+    key, file
+        Codes per row.
+    """
+    within = key * (int(file.max(initial=0)) + 1) + file
+    repeated = occurrences(np.where(key < 0, UNKNOWN, within))
+    repeated[key < 0] = 0
+    if not repeated.any():
+        return key
+    return np.where(key < 0, key, key * (int(repeated.max()) + 1) + repeated)
 
 
 def identify(keys: Sequence[Ints]) -> Ints:

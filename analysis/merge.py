@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from analysis import _derive, _link
 from analysis._coalesce import SOURCE_COLUMN, coalesce
-from analysis._identity import Ints, codes, identify, occurrences
+from analysis._identity import codes, identify, occurrences, with_occurrence
 from analysis._link import Linked
 from analysis._tables import one_array, set_columns, take_rows
 from analysis.problems import Problem
@@ -113,19 +113,10 @@ def _joined(rows: pa.Table, grain: str) -> pa.Table:
         parts = [rows.column(name) for name in ("run", *names)]
         key = codes(parts)
         if grain == "trace" and "tokens_hash" in names:
-            key = _with_occurrence(key, rows)
+            key = with_occurrence(key, codes([rows.column("path")]))
         keys.append(key)
     entity = identify(keys)
     return coalesce(rows, entity, columns_of(grain), _SOURCE_NAMES)
-
-
-def _with_occurrence(key: Ints, rows: pa.Table) -> Ints:
-    """Tell equal samples of one file apart by their order; copies in other files meet their original."""
-    within = codes([pa.array(key), rows.column("path")])
-    repeated = occurrences(within)
-    if not repeated.any():
-        return key
-    return np.where(key < 0, key, key * (int(repeated.max()) + 1) + repeated)
 
 
 def _sorted_groups(groups: pa.Table, sessions: Linked) -> tuple[pa.Table, Linked]:

@@ -1,0 +1,299 @@
+"""Token arrays of single traces, read from the files where they lie, and no more of these files than needed.
+
+A session's JSON file gives the bytes of the arrays alone. A dump has to be decoded as a whole; the last few
+are kept, as flat arrays, so that a look at a neighbour costs nothing. Knows files and places in them; which
+trace belongs to which row is the caller's business.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.errors import ForeignFileError, LoadError
+from analysis.safe_pickle import load_pt
+from analysis.sources.base import ReadOptions
+from analysis.sources.files import decode_json
+
+__all__ = ["Place", "TokenFiles", "TraceArrays"]
+
+Ids = NDArray[np.int32]
+Flags = NDArray[np.int8]
+Numbers = NDArray[np.float32]
+
+KEPT_BYTES = 512 * 2**20
+"""Decoded files are kept up to this much, the last one in any case."""
+
+_INTS = msgspec.json.Decoder(list[int])
+_LAX_INTS = msgspec.json.Decoder(list[int], strict=False)
+_NUMBERS = msgspec.json.Decoder(list[float])
+_LAX_NUMBERS = msgspec.json.Decoder(list[float | None], strict=False)
+_CHANGED = "the file changed since it was loaded: call refresh()"
+
+
+@dataclass(frozen=True, eq=False)
+class TraceArrays:
+    """What one file says about the tokens of one trace.
+
+    Attributes
+    ----------
+    prompt, response
+        Token ids, int32.
+    mask
+        int8, 0 or 1 per response token; None where there is none.
+    logprobs
+        float32 per response token, NaN where missing, under the policy that sampled; None if there are none.
+    removed
+        The whole trace is to be trained on as if its mask were 0.
+    trainable
+        int8, the mask that the trainer used, where the file has it beside the server's.
+    trained
+        Per-token values of a train dump by their name there, float32; under context parallelism only a slice.
+    rank
+        Global rank of the trainer process that dumped them.
+    max_seq_len
+        Padded length that slices were cut from; None where sequences are packed.
+    """
+
+    prompt: Ids
+    response: Ids
+    mask: Flags | None = None
+    logprobs: Numbers | None = None
+    removed: bool = False
+    trainable: Flags | None = None
+    trained: Mapping[str, Numbers] | None = None
+    rank: int = 0
+    max_seq_len: int | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the arrays of a trace lie: one row of `analysis.schema.TOKEN_REFS`."""
+
+    path: str
+    source: str
+    item: int
+    result: int | None
+    ranges: Mapping[str, tuple[int, int]]
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Place:
+        """Read a row."""
+        ranges = {
+            name: (row[f"{name}_offset"], row[f"{name}_bytes"])
+            for name in ("prompt", "response", "mask", "logprob")
+            if row.get(f"{name}_offset") is not None
+        }
+        return cls(row["path"], row["source"], row["item"] or 0, row.get("result"), ranges)
+
+
+class TokenFiles:
+    """Reads token arrays; remembers the last files it had to decode as a whole.
+
+    Parameters
+    ----------
+    options
+        As the run was loaded.
+    """
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._kept: OrderedDict[tuple[Any, ...], tuple[int, Sequence[TraceArrays]]] = OrderedDict()
+
+    def read(self, place: Place) -> TraceArrays:
+        """Return the arrays of one trace.
+
+        Raises
+        ------
+        LoadError
+            If they are not there any more, or cannot be read.
+        OSError
+            If the file cannot be read.
+        """
+        if place.ranges:
+            return _from_ranges(place)
+        reader = _READERS.get(place.source)
+        if reader is None:
+            raise LoadError(f"{place.path}: no token arrays are read from files of {place.source!r}")
+        traces = self._decoded(place, reader)
+        if not 0 <= place.item < len(traces):
+            raise LoadError(f"{place.path}: no trace {place.item}", _CHANGED)
+        return traces[place.item]
+
+    def _decoded(
+        self, place: Place, reader: Callable[[Place, ReadOptions], Sequence[TraceArrays]]
+    ) -> Sequence[TraceArrays]:
+        status = os.stat(place.path)
+        key = (place.path, place.result, status.st_size, status.st_mtime_ns)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key][1]
+        traces = reader(place, self._options)
+        self._kept[key] = (sum(_bytes(trace) for trace in traces), traces)
+        while len(self._kept) > 1 and sum(size for size, _ in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return traces
+
+
+def _bytes(trace: TraceArrays) -> int:
+    arrays = [trace.prompt, trace.response, trace.mask, trace.logprobs, *(trace.trained or {}).values()]
+    return sum(array.nbytes for array in arrays if array is not None)
+
+
+def _from_ranges(place: Place) -> TraceArrays:
+    texts: dict[str, bytes] = {}
+    with open(place.path, "rb") as stream:
+        for name, (offset, length) in place.ranges.items():
+            texts[name] = os.pread(stream.fileno(), length, offset)
+            if len(texts[name]) != length or texts[name][:1] != b"[" or texts[name][-1:] != b"]":
+                raise LoadError(f"{place.path}: no {name} array at byte {offset:,}", _CHANGED)
+    try:
+        mask = texts.get("mask", b"[]")
+        logprobs = texts.get("logprob")
+        return TraceArrays(
+            prompt=_ids(_decoded_list(texts.get("prompt", b"[]"), _INTS, _LAX_INTS)),
+            response=_ids(_decoded_list(texts.get("response", b"[]"), _INTS, _LAX_INTS)),
+            mask=None if mask == b"[]" else _flags(_decoded_list(mask, _INTS, _LAX_INTS)),
+            logprobs=None if logprobs is None else _numbers(_decoded_list(logprobs, _NUMBERS, _LAX_NUMBERS)),
+        )
+    except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+        raise LoadError(f"{place.path}: a token array cannot be read", str(error)[:200]) from error
+
+
+def _decoded_list(text: bytes, strict: Any, lax: Any) -> Any:
+    try:
+        return strict.decode(text)
+    except msgspec.MsgspecError:
+        return lax.decode(text)
+
+
+def _ids(values: Any) -> Ids:
+    return np.asarray(values, dtype=np.int32)
+
+
+def _flags(values: Any) -> Flags:
+    return np.asarray(values, dtype=np.int8)
+
+
+def _numbers(values: Any) -> Numbers:
+    return np.asarray(values, dtype=np.float32)  # None becomes NaN
+
+
+def _sample_arrays(samples: Iterable[Mapping[str, Any]], path: str) -> list[TraceArrays]:
+    found = []
+    for position, sample in enumerate(samples):
+        try:
+            tokens = _ids(sample.get("tokens") or [])
+            cut = len(tokens) - int(sample.get("response_length") or 0)
+            mask, logprobs = sample.get("loss_mask"), sample.get("rollout_log_probs")
+            found.append(
+                TraceArrays(
+                    prompt=tokens[:cut],
+                    response=tokens[cut:],
+                    mask=None if mask is None else _flags(mask),
+                    logprobs=None if logprobs is None else _numbers(logprobs),
+                    removed=bool(sample.get("remove_sample")),
+                )
+            )
+        except (TypeError, ValueError, OverflowError) as error:
+            raise LoadError(
+                f"{path}: the token arrays of sample {position} cannot be read", str(error)[:200]
+            ) from error
+    return found
+
+
+def _mapping(value: Any, path: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ForeignFileError(f"{path}: holds {type(value).__name__} where a mapping is expected", _CHANGED)
+    return value
+
+
+def _from_rollout_dump(place: Place, options: ReadOptions) -> list[TraceArrays]:
+    content = load_pt(place.path, trusted=options.trusted, max_bytes=options.memory_limit())
+    return _sample_arrays(_mapping(content, place.path).get("samples") or (), place.path)
+
+
+def _from_rejected(place: Place, options: ReadOptions) -> list[TraceArrays]:
+    with open(place.path, "rb") as stream:
+        stream.seek(place.result or 0)
+        group = decode_json(stream.readline(options.memory_limit()))
+    return _sample_arrays(_mapping(group, place.path).get("samples") or (), place.path)
+
+
+def _from_polar(place: Place, options: ReadOptions) -> list[TraceArrays]:
+    with open(place.path, "rb") as stream:
+        content = _mapping(decode_json(stream.read(options.memory_limit())), place.path)
+    if place.result is not None:
+        content = _mapping((content.get("results") or [])[place.result], place.path)
+    traces = _mapping(content.get("trajectory") or {}, place.path).get("traces") or ()
+    found = []
+    for trace in traces:
+        mask, logprobs = trace.get("loss_mask"), trace.get("response_logprobs")
+        try:
+            found.append(
+                TraceArrays(
+                    prompt=_ids(trace.get("prompt_ids") or []),
+                    response=_ids(trace.get("response_ids") or []),
+                    mask=_flags(mask) if mask else None,
+                    logprobs=None if logprobs is None else _numbers(logprobs),
+                )
+            )
+        except (TypeError, ValueError, OverflowError) as error:
+            raise LoadError(f"{place.path}: token arrays cannot be read", str(error)[:200]) from error
+    return found
+
+
+_PER_TOKEN = (
+    *("log_probs", "advantages", "returns", "values", "ref_log_probs", "teacher_log_probs", "kl", "entropy"),
+    "rollout_log_probs",
+)
+
+
+def _from_train_dump(place: Place, options: ReadOptions) -> list[TraceArrays]:
+    content = _mapping(
+        load_pt(place.path, trusted=options.trusted, max_bytes=options.memory_limit()), place.path
+    )
+    data = _mapping(content.get("rollout_data"), place.path)
+    rank = content.get("rank")
+    try:
+        return [
+            _trained(data, item, rank if isinstance(rank, int) else 0)
+            for item in range(len(data.get("tokens") or ()))
+        ]
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        raise LoadError(f"{place.path}: token arrays cannot be read", why) from error
+
+
+def _trained(data: Mapping[str, Any], item: int, rank: int) -> TraceArrays:
+    ids = _ids(data["tokens"][item])
+    cut = len(ids) - int(data["response_lengths"][item])
+    masks, padded = data.get("loss_masks"), data.get("max_seq_lens")
+    lists = {name: data.get(name) for name in _PER_TOKEN}
+    return TraceArrays(
+        prompt=ids[:cut],
+        response=ids[cut:],
+        mask=None if masks is None else _flags(masks[item]),
+        trained={
+            name: _numbers(values[item])
+            for name, values in lists.items()
+            if isinstance(values, list | tuple) and item < len(values)
+        },
+        rank=rank,
+        max_seq_len=None if padded is None else int(padded[item]),
+    )
+
+
+_READERS: Mapping[str, Callable[[Place, ReadOptions], Sequence[TraceArrays]]] = {
+    "polar": _from_polar,
+    "rollout_dump": _from_rollout_dump,
+    "train_dump": _from_train_dump,
+    "rejected": _from_rejected,
+}
