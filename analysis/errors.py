@@ -11,6 +11,7 @@
     │   ├── StrictLoadError                           strict loading met its first problem
     │   ├── EngineUnavailableError (RuntimeError)     the engine that was to spread the work is not there
     │   └── WorkerError            (RuntimeError)     a worker process failed
+    ├── StatsError                 (ValueError)       a question that these frames cannot answer
     └── LabError                       (RuntimeError)     the embedded stack cannot do what it was asked
         ├── TaskError                  (ValueError)       a task name or a stored prompt is unusable
         ├── CheckpointError            (ValueError)       a model folder is incomplete or does not fit
@@ -44,6 +45,7 @@ __all__ = [
     "ProcessNotReadyError",
     "RequestError",
     "RouterError",
+    "StatsError",
     "StrictLoadError",
     "TaskError",
     "UnsafePickleError",
@@ -105,6 +107,10 @@ class EngineUnavailableError(LoadError, RuntimeError):
 
 class WorkerError(LoadError, RuntimeError):
     """Raised when a worker process failed with an error that cannot travel; the message holds its text."""
+
+
+class StatsError(AnalysisError, ValueError):
+    """Raised when a statistic is asked for that the given frames, or the given options, cannot answer."""
 
 
 class LabError(AnalysisError, RuntimeError):

@@ -1,14 +1,14 @@
 """What readers are given and what they give back: files, options, rows, problems, and where tokens lie.
 
-A reader adds rows to a `Sink`, table by table, as plain dicts of the columns it knows. The sink turns them
-into Arrow tables once, for as many files as were read into it, and takes back the rows of a file that fails
-halfway. Knows nothing about formats.
+A reader adds rows to a `Sink`, table by table, as plain dicts of the columns it knows, or as tuples of a
+fixed layout where there are very many. The sink turns them into Arrow tables once, for as many files as were
+read into it, and takes back the rows of a file that fails halfway. Knows nothing about formats.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -151,8 +151,8 @@ class FileRecords:
     files
         The files, in the order of reading.
     tables
-        One Arrow table per grain that has rows, with the grain's full schema. Rows are in file order; the
-        column ``path`` tells files apart.
+        One Arrow table per grain that has rows, with the grain's full schema. Rows of one file are
+        in file order; the column ``path`` tells files apart.
     problems, skipped
         What went wrong, and what was left out.
     token_refs
@@ -180,33 +180,28 @@ class Sink:
         self._files: list[SourceFile] = []
         self._rows: dict[str, list[Row]] = {grain: [] for grain in GRAINS}
         self._names: dict[str, set[str]] = {grain: set() for grain in GRAINS}
-        self._refs: list[Row] = []
+        self._tuples: dict[tuple[str, tuple[str, ...]], list[tuple[Any, ...]]] = {}
+        self._refs: list[tuple[Any, ...]] = []
         self._tables: dict[str, list[pa.Table]] = {}
         self._path = ""
+        self._tallies: dict[str, tuple[int, str, str]] = {}
         self.problems: list[Problem] = []
         self.skipped: list[Skipped] = []
         self.positions: dict[str, Position] = {}
 
     def begin(self, file: SourceFile) -> None:
         """Start a file: rows that follow are its own until `rollback` or the next `begin`."""
+        self._close_tallies()
         self._files.append(file)
         self._path = file.path
-        self._mark = (
-            {grain: len(rows) for grain, rows in self._rows.items()},
-            len(self._refs),
-            {grain: len(tables) for grain, tables in self._tables.items()},
-            len(self.problems),
-        )
+        self._mark = [(rows, len(rows)) for rows in self._collected()]
 
     def rollback(self) -> None:
         """Take back all rows, token places and problems of the current file."""
-        counts, refs, tables, problems = self._mark
-        for grain, count in counts.items():
-            del self._rows[grain][count:]
-        for grain, parts in self._tables.items():
-            del parts[tables.get(grain, 0) :]
-        del self._refs[refs:]
-        del self.problems[problems:]
+        counts = {id(rows): count for rows, count in self._mark}
+        for rows in self._collected():
+            del rows[counts.get(id(rows), 0) :]
+        self._tallies.clear()
         self.positions.pop(self._path, None)
 
     def add(self, grain: str, row: Row) -> None:
@@ -223,14 +218,32 @@ class Sink:
         self._rows[grain].append(row)
         self._names[grain].update(row)
 
+    def rows_of(self, grain: str, layout: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        """Return the list to append rows of a fixed layout to: the fast way, for millions of rows.
+
+        Parameters
+        ----------
+        grain
+            Which table.
+        layout
+            Names of the columns that each tuple holds, in order; ``path`` is the reader's to fill.
+        """
+        return self._tuples.setdefault((grain, layout), [])
+
+    def _collected(self) -> Iterator[list[Any]]:
+        yield from self._rows.values()
+        yield from self._tuples.values()
+        yield from self._tables.values()
+        yield self._refs
+        yield self.problems
+
     def add_table(self, grain: str, table: pa.Table) -> None:
         """Add rows that are an Arrow table of the grain's schema already."""
         self._tables.setdefault(grain, []).append(table)
 
-    def add_tokens(self, ref: Row) -> None:
-        """Add the place of one trace's token arrays; fields of `TOKEN_REFS`, ``path`` is filled in."""
-        ref["path"] = self._path
-        self._refs.append(ref)
+    def add_tokens(self, *ref: Any) -> None:
+        """Add the place of one trace's token arrays: the fields of `TOKEN_REFS` in order, but ``path``."""
+        self._refs.append((self._path, *ref))
 
     def problem(self, what: str, why: str = "", fix: str = "", *, place: str = "") -> None:
         """Note a problem of the current file.
@@ -244,19 +257,41 @@ class Sink:
         """
         self.problems.append(Problem(f"{self._path}:{place}" if place else self._path, what, why, fix))
 
+    def tally(self, what: str, example: str, fix: str = "") -> None:
+        """Note a problem that many rows of the current file may share; it is listed once, with a count.
+
+        Parameters
+        ----------
+        what, fix
+            As in `Problem`.
+        example
+            The row at fault; the first one is named.
+        """
+        count, first, _ = self._tallies.get(what, (0, example, fix))
+        self._tallies[what] = (count + 1, first, fix)
+
+    def _close_tallies(self) -> None:
+        for what, (count, first, fix) in self._tallies.items():
+            self.problem(what, first if count == 1 else f"{count:,} times, first: {first}", fix)
+        self._tallies.clear()
+
     def skip(self, reason: str) -> None:
         """Note that the current file was left out."""
         self.skipped.append(Skipped(self._path, reason))
 
     def records(self) -> FileRecords:
         """Return everything collected so far."""
+        self._close_tallies()
         tables: dict[str, pa.Table] = {}
         for grain, rows in self._rows.items():
             parts = list(self._tables.get(grain, ()))
             if rows:
                 parts.append(self._table(grain, rows))
+            for (other, layout), tuples in self._tuples.items():
+                if other == grain and tuples:
+                    parts.append(self._table_of(grain, layout, tuples))
             if parts:
-                tables[grain] = pa.concat_tables(parts)
+                tables[grain] = pa.concat_tables(parts).combine_chunks()
         return FileRecords(
             files=tuple(self._files),
             tables=tables,
@@ -271,37 +306,49 @@ class Sink:
         unknown = self._names[grain].difference(schema.names)
         if unknown:
             raise KeyError(f"no columns {sorted(unknown)} in table {grain!r}")
+        paths = [row["path"] for row in rows]
         arrays = [
-            self._array(rows, name, kind) if name in self._names[grain] else pa.nulls(len(rows), kind)
+            self._array([row.get(name) for row in rows], paths, name, kind)
+            if name in self._names[grain]
+            else pa.nulls(len(rows), kind)
             for name, kind in zip(schema.names, schema.types, strict=True)
         ]
         return pa.Table.from_arrays(arrays, schema=schema)
 
-    def _array(self, rows: list[Row], name: str, kind: pa.DataType) -> pa.Array:
-        values = [row.get(name) for row in rows]
+    def _table_of(self, grain: str, layout: tuple[str, ...], rows: list[tuple[Any, ...]]) -> pa.Table:
+        schema = arrow_schema(grain)
+        columns = dict(zip(layout, zip(*rows, strict=True), strict=True))
+        paths = columns["path"]
+        arrays = [
+            self._array(columns[name], paths, name, kind) if name in columns else pa.nulls(len(rows), kind)
+            for name, kind in zip(schema.names, schema.types, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+    def _array(self, values: Sequence[Any], paths: Sequence[str], name: str, kind: pa.DataType) -> pa.Array:
         try:
             return pa.array(values, type=kind)
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
-            return self._patient_array(rows, name, kind)
+            return self._patient_array(values, paths, name, kind)
 
-    def _patient_array(self, rows: list[Row], name: str, kind: pa.DataType) -> pa.Array:
+    def _patient_array(
+        self, values: Sequence[Any], paths: Sequence[str], name: str, kind: pa.DataType
+    ) -> pa.Array:
         """Convert value by value; one that does not fit its column is missing and listed."""
         arrays = []
-        for row in rows:
+        for value, path in zip(values, paths, strict=True):
             try:
-                arrays.append(pa.array([row.get(name)], type=kind))
+                arrays.append(pa.array([value], type=kind))
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 arrays.append(pa.nulls(1, kind))
                 what = f"a value of column {name!r} cannot be kept"
-                self.problems.append(
-                    Problem(row["path"], what, f"{type(error).__name__}: {str(error)[:200]}")
-                )
+                self.problems.append(Problem(path, what, f"{type(error).__name__}: {str(error)[:200]}"))
         return pa.concat_arrays(arrays)
 
 
-def _refs_table(refs: list[Row]) -> pa.Table:
+def _refs_table(refs: list[tuple[Any, ...]]) -> pa.Table:
     if not refs:
         return TOKEN_REFS.empty_table()
-    columns = [[ref.get(name) for ref in refs] for name in TOKEN_REFS.names]
+    columns = zip(*refs, strict=True)
     arrays = [pa.array(values, type=kind) for values, kind in zip(columns, TOKEN_REFS.types, strict=True)]
     return pa.Table.from_arrays(arrays, schema=TOKEN_REFS)

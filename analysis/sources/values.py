@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 __all__ = ["boolean", "integer", "json_text", "mapping", "moment", "number", "text"]
 
 _INT64 = 1 << 63
@@ -72,9 +74,9 @@ def json_text(value: Any, limit: int = 20_000) -> str | None:
     if value is None or (isinstance(value, Mapping | list | tuple) and not value):
         return None
     try:
-        encoded = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), default=_described)
-    except (TypeError, ValueError, RecursionError) as error:
-        return json.dumps({"__unreadable": type(error).__name__})
+        encoded = msgspec.json.encode(value, enc_hook=_described).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        encoded = _patient_json(value)
     if len(encoded) > limit:
         return json.dumps({"__truncated": True, "characters": len(encoded)})
     return text(encoded, limit)
@@ -97,6 +99,14 @@ def moment(value: Any) -> int | None:
     if seconds is None or abs(seconds) > _MAX_SECONDS:
         return None
     return round(seconds * 1_000_000)
+
+
+def _patient_json(value: Any) -> str:
+    """Encode what the fast encoder refuses: keys of any type, half surrogate pairs, enormous integers."""
+    try:
+        return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), default=_described)
+    except (TypeError, ValueError, RecursionError) as error:
+        return json.dumps({"__unreadable": type(error).__name__})
 
 
 def _plain(value: Any) -> Any:

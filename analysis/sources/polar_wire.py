@@ -1,0 +1,381 @@
+"""Polar's session results as views for tables: everything that a row needs, decoded as little as possible.
+
+The fast way decodes straight from bytes into structs that skip messages and tools, count token ids without
+making numbers of them, and remember where each array lies in the file. What it refuses (bare NaN, half
+surrogate pairs, numbers as text, nulls in lists) is read by the bridge's own patient decoder, without places.
+Knows the wire form, nothing of tables.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from analysis.sources.token_stats import (
+    TraceTokens,
+    all_packed,
+    count_all_ids,
+    mask_from_json,
+    mask_from_numbers,
+    packed,
+)
+from slime_bridge.protocol import SessionResult, Trace, decode_session_result
+from slime_bridge.turns import oldest_and_newest, read_turns
+
+__all__ = ["ARRAYS", "Buffer", "SessionView", "TraceView", "read_session"]
+
+ARRAYS = ("prompt", "response", "mask", "logprob")
+"""Token arrays by the names that `TOKEN_REFS` uses."""
+
+
+class _Call(msgspec.Struct, gc=False):
+    weight_version: Any = None
+    policy_version: Any = None
+    finish_reason: Any = None
+    meta_info: Any = None
+
+
+class _TraceMetadata(msgspec.Struct, gc=False):
+    completion_metadata: list[_Call] | None = None
+    training_filter: dict[str, Any] | None = None
+    weight_version: Any = None
+    policy_version: Any = None
+    finish_reason: Any = None
+    meta_info: Any = None
+    group_id: Any = None
+    rollout_step: Any = None
+    eval_dataset: Any = None
+
+
+class _Trace(msgspec.Struct, gc=False):
+    prompt_ids: Raw = msgspec.field(default_factory=Raw)
+    response_ids: Raw = msgspec.field(default_factory=Raw)
+    loss_mask: Raw = msgspec.field(default_factory=Raw)
+    response_messages: list[Raw] | None = None
+    finish_reason: str | None = None
+    response_logprobs: list[float] | None = None
+    reward: float | None = None
+    metadata: _TraceMetadata | None = None
+
+
+class _Trajectory(msgspec.Struct, gc=False):
+    status: str | None = None
+    metadata: dict[str, Any] | None = None
+    traces: list[_Trace] | None = None
+    error: str | None = None
+
+
+class _Session(msgspec.Struct, gc=False):
+    session_id: str
+    task_id: str
+    status: str
+    trajectory: _Trajectory
+    timing: dict[str, Any] | None = None
+    node_id: str | None = None
+    error: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Session)
+_NO_METADATA = _TraceMetadata()
+_LOGPROBS = re.compile(rb'"response_logprobs"\s*:\s*\[')
+_RESPONSE_KEY, _MASK_KEY = b',"response_ids":', b',"loss_mask":'
+_STAMPS = ("group_id", "policy_version", "rollout_step", "eval_dataset")
+
+
+class Buffer:
+    """The bytes of a file, and how far the places of arrays in it were looked up."""
+
+    __slots__ = ("cursor", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.cursor = 0
+
+    def place(self, key: bytes, text: bytes, raw: Raw) -> int:
+        """Return where a value begins, and go on behind it.
+
+        Parameters
+        ----------
+        key
+            Its key with quotes and colon, as a compact writer puts it before the value.
+        text, raw
+            The value, copied and in place.
+        """
+        start = self.data.find(key, self.cursor)
+        # What stands behind the key is compared, so a key of the same name elsewhere cannot mislead.
+        if start < 0 or not self.data.startswith(text, start + len(key)):
+            start = _address(raw) - _address(self.data)
+        else:
+            start += len(key)
+        self.cursor = start + len(text)
+        return start
+
+    def logprobs(self, count: int) -> tuple[int | None, int | None]:
+        """Return offset and length of the next array of logprobs, and go on behind it.
+
+        Parameters
+        ----------
+        count
+            Numbers that it must have; another array of the name is not it.
+        """
+        found = _LOGPROBS.search(self.data, self.cursor)
+        if found is None:
+            return None, None
+        start = found.end() - 1
+        end = self.data.find(b"]", start) + 1
+        if self.data.count(b",", start, end) != max(0, count - 1):
+            return None, None
+        self.cursor = end
+        return start, end - start
+
+
+def _address(buffer: Any) -> int:
+    address: int = np.frombuffer(buffer, dtype=np.uint8).__array_interface__["data"][0]
+    return address
+
+
+@dataclass(slots=True)
+class TraceView:
+    """One trace.
+
+    Parameters
+    ----------
+    tokens
+        What is known of its tokens.
+    reward
+        Finite, or None.
+    finish_reason
+        Of its last call.
+    calls
+        Model calls that were merged into it, None if the server does not list them.
+    messages
+        Messages of the response.
+    versions
+        Oldest and newest weights, None if nobody said.
+    training_filter
+        The server's own verdict, empty where there is none.
+    places
+        Byte offset and length of each array in the order of `ARRAYS`, None for one that is missing; empty
+        where they are not known.
+    """
+
+    tokens: TraceTokens
+    reward: float | None
+    finish_reason: str | None
+    calls: int | None
+    messages: int
+    versions: tuple[str, str] | None
+    training_filter: Mapping[str, Any]
+    places: tuple[int | None, ...] = ()
+
+
+@dataclass(slots=True)
+class SessionView:
+    """One session, with empty maps for nulls.
+
+    `stamps` is what the submitter stamped on the task, as copied into the metadata of the first trace.
+    """
+
+    session_id: str
+    task_id: str
+    status: str
+    error: str | None
+    node_id: str | None
+    timing: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    trajectory_status: str
+    trajectory_error: str | None
+    trajectory_metadata: Mapping[str, Any]
+    stamps: Mapping[str, Any]
+    traces: list[TraceView]
+
+
+def read_session(buffer: Buffer, part: bytes | Raw) -> SessionView:
+    """Read one session result.
+
+    Parameters
+    ----------
+    buffer
+        The file.
+    part
+        All of it, or the part that is the session.
+
+    Raises
+    ------
+    ProtocolError
+        If it is no session result; see `slime_bridge.protocol.decode_session_result`.
+    """
+    try:
+        found = _DECODER.decode(part)
+    except (msgspec.DecodeError, RecursionError):
+        return _patient_view(decode_session_result(bytes(part)))
+    trajectory = found.trajectory
+    metadata = found.metadata or {}
+    about = trajectory.metadata or {}
+    submitted = metadata.get("policy_version", about.get("policy_version"))
+    first = (trajectory.traces[0].metadata if trajectory.traces else None) or _NO_METADATA
+    return SessionView(
+        session_id=found.session_id,
+        task_id=found.task_id,
+        status=found.status,
+        error=found.error,
+        node_id=found.node_id,
+        timing=found.timing or {},
+        metadata=metadata,
+        trajectory_status=trajectory.status or found.status,
+        trajectory_error=trajectory.error,
+        trajectory_metadata=about,
+        stamps={name: getattr(first, name) for name in _STAMPS},
+        traces=_trace_views(buffer, trajectory.traces or [], submitted),
+    )
+
+
+def _trace_views(buffer: Buffer, traces: list[_Trace], submitted: Any) -> list[TraceView]:
+    """Look at all traces of a session; ids and logprobs are read in one go, which is most of the work."""
+    prompts = [bytes(trace.prompt_ids) for trace in traces]
+    responses = [bytes(trace.response_ids) for trace in traces]
+    counts = count_all_ids(prompts + responses)
+    numbers = iter(all_packed([t.response_logprobs for t in traces if t.response_logprobs is not None]))
+    views = []
+    for index, trace in enumerate(traces):
+        tokens = _tokens(counts[index], counts[index + len(traces)])
+        mask = bytes(trace.loss_mask)
+        if mask not in (b"", b"[]", b"null"):
+            tokens.has_mask = True
+            tokens.flags = mask_from_json(mask)
+        if trace.response_logprobs is not None:
+            tokens.logprobs = next(numbers)
+        places = _places(buffer, trace, prompts[index], responses[index], mask)
+        views.append(_trace_view(trace, tokens, places, submitted))
+    return views
+
+
+def _trace_view(
+    trace: _Trace, tokens: TraceTokens, places: tuple[int | None, ...], submitted: Any
+) -> TraceView:
+    about = trace.metadata or _NO_METADATA
+    calls = about.completion_metadata
+    return TraceView(
+        tokens=tokens,
+        reward=_finite(trace.reward),
+        finish_reason=trace.finish_reason,
+        calls=len(calls) if calls else (1 if trace.metadata is not None else None),
+        messages=len(trace.response_messages or ()),
+        versions=_versions(about, tokens.flags, submitted),
+        training_filter=about.training_filter or {},
+        places=places,
+    )
+
+
+def _tokens(prompt: int | None, response: int | None) -> TraceTokens:
+    """Return counts; a trace without a single prompt token has lost its ids, whatever else it has."""
+    if not prompt:
+        return TraceTokens(None, response or None)
+    return TraceTokens(prompt, response or 0)
+
+
+def _places(
+    buffer: Buffer, trace: _Trace, prompt: bytes, response: bytes, mask: bytes
+) -> tuple[int | None, ...]:
+    """Find the arrays in the file, in the order in which Polar writes them."""
+    if not prompt or not response or not mask:
+        return _some_places(buffer, trace, prompt, response, mask)
+    data = buffer.data
+    first = buffer.place(b'"prompt_ids":', prompt, trace.prompt_ids)
+    second = buffer.cursor + len(_RESPONSE_KEY)
+    third = second + len(response) + len(_MASK_KEY)
+    if not (
+        data.startswith(_LOGPROBS = re.compile(rb'"response_logprobs"\s*:\s*\[')
+_RESPONSE_KEY, buffer.cursor)
+        and data.startswith(response, second)
+        and data.startswith(_MASK_KEY, second + len(response))
+        and data.startswith(mask, third)
+    ):
+        return _some_places(buffer, trace, prompt, response, mask)
+    buffer.cursor = third + len(mask)
+    known = first, len(prompt), second, len(response), third, len(mask)
+    if trace.response_logprobs is None:
+        return (*known, None, None)
+    return known + buffer.logprobs(len(trace.response_logprobs))
+
+
+def _some_places(
+    buffer: Buffer, trace: _Trace, prompt: bytes, response: bytes, mask: bytes
+) -> tuple[int | None, ...]:
+    """Find the arrays that are there, in another layout."""
+    places: list[int | None] = []
+    for text, raw in ((prompt, trace.prompt_ids), (response, trace.response_ids), (mask, trace.loss_mask)):
+        if text[:1] == b"[":
+            start = _address(raw) - _address(buffer.data)
+            places += (start, len(text))
+            buffer.cursor = start + len(text)
+        else:
+            places += (None, None)
+    if trace.response_logprobs is None:
+        return (*places, None, None)
+    return (*places, *buffer.logprobs(len(trace.response_logprobs)))
+
+
+def _versions(about: _TraceMetadata, flags: bytes | None, submitted: Any) -> tuple[str, str] | None:
+    calls: list[Any] = list(about.completion_metadata or (about,))
+    for call in calls:
+        if call.weight_version is not None or call.meta_info is not None:
+            break
+        if call.policy_version is not None and call.policy_version != submitted:
+            break
+    else:
+        return None
+    entries = [{name: getattr(call, name) for name in _Call.__struct_fields__} for call in calls]
+    merged = {"completion_metadata": entries} if about.completion_metadata else entries[0]
+    return oldest_and_newest(read_turns(merged, None, flags or b"", submitted).versions)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _patient_view(result: SessionResult) -> SessionView:
+    trajectory = result.trajectory
+    submitted = result.metadata.get("policy_version", trajectory.metadata.get("policy_version"))
+    return SessionView(
+        session_id=result.session_id,
+        task_id=result.task_id,
+        status=result.status,
+        error=result.error,
+        node_id=result.node_id,
+        timing={name: value for name, value in result.timing.to_dict().items() if value == value},
+        metadata=result.metadata,
+        trajectory_status=trajectory.status,
+        trajectory_error=trajectory.error,
+        trajectory_metadata=trajectory.metadata,
+        stamps=trajectory.traces[0].metadata if trajectory.traces else {},
+        traces=[_patient_trace(trace, submitted) for trace in trajectory.traces],
+    )
+
+
+def _patient_trace(trace: Trace, submitted: Any) -> TraceView:
+    about = trace.metadata
+    tokens = _tokens(len(trace.prompt_ids), len(trace.response_ids))
+    tokens.has_mask = bool(trace.loss_mask)
+    tokens.flags = mask_from_numbers(trace.loss_mask) if trace.loss_mask else None
+    tokens.logprobs = None if trace.response_logprobs is None else packed(trace.response_logprobs)
+    calls = about.get("completion_metadata")
+    verdict = about.get("training_filter")
+    turns = read_turns(about, trace.finish_reason, tokens.flags or b"", submitted)
+    return TraceView(
+        tokens=tokens,
+        reward=_finite(trace.reward),
+        finish_reason=trace.finish_reason,
+        calls=len(calls) if isinstance(calls, list) and calls else (1 if about else None),
+        messages=len(trace.response_messages),
+        versions=oldest_and_newest(turns.versions),
+        training_filter=verdict if isinstance(verdict, dict) else {},
+    )

@@ -1,0 +1,260 @@
+"""Summaries of token arrays: counts, turns and logprobs of many traces in a few array operations.
+
+What is known of a trace's tokens is a `TraceTokens`; `summaries` turns a list of them into cells of the trace
+table. The arrays themselves are dropped afterwards. Also reads the arrays from JSON text without making an
+object of each number: ids are only counted, masks stay bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import accumulate, chain
+from typing import Any
+
+import msgspec
+import numpy as np
+
+__all__ = [
+    "all_packed",
+    "count_all_ids",
+    "SUMMARY",
+    "TraceTokens",
+    "count_ids",
+    "logprob_cells",
+    "mask_from_json",
+    "mask_from_numbers",
+    "packed",
+    "summaries",
+    "tokens_digest",
+    "turn_count",
+]
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+_DIGITS = b"0123456789, \n\r\t"
+_BLANKS = b"[], \n\r\t"
+_TO_FLAGS = bytes.maketrans(b"01", b"\x00\x01")
+_LAX_INTS = msgspec.json.Decoder(list[int], strict=False)
+
+
+SUMMARY = (
+    "prompt_tokens",
+    "response_tokens",
+    "has_mask",
+    "has_logprobs",
+    "sampled_tokens",
+    "masked_tokens",
+    "turns",
+    "logprob_mean",
+    "logprob_min",
+    "logprob_sum",
+    "logprob_zero_share",
+    "logprob_missing",
+)
+"""Columns of the trace table that `summaries` fills, in its order."""
+
+_NOTHING = (None, None, None, None, None)
+
+
+@dataclass(slots=True)
+class TraceTokens:
+    """What is known of the tokens of one trace.
+
+    Parameters
+    ----------
+    prompt, response
+        Number of tokens before and after the end of the prompt; None where ids are missing or no ids.
+    flags
+        The mask, one byte of 0 or 1 per response token; None where there is none that can be read.
+    has_mask
+        Whether there is a mask at all.
+    logprobs
+        One per response token, NaN where missing; None where there are none.
+    """
+
+    prompt: int | None = None
+    response: int | None = None
+    flags: bytes | None = None
+    has_mask: bool = False
+    logprobs: Floats | None = None
+
+    def mismatch(self) -> str | None:
+        """Say which array does not fit the response, None if all do."""
+        if self.flags is not None and self.response is not None and len(self.flags) != self.response:
+            return f"{len(self.flags):,} mask entries for {self.response:,} response tokens"
+        if self.has_mask and self.flags is None:
+            return "a mask entry that is neither 0 nor 1"
+        if self.logprobs is not None and self.response is not None and len(self.logprobs) != self.response:
+            return f"{len(self.logprobs):,} logprobs for {self.response:,} response tokens"
+        return None
+
+
+def count_ids(text: bytes) -> int | None:
+    """Return how many token ids a JSON array holds, None if it is no array of non-negative integers."""
+    if text == b"[]":
+        return 0
+    if text.translate(None, _DIGITS) != b"[]":
+        return None
+    count = text.count(b",") + 1
+    return count if count > 1 or text.strip(b"[] \n\r\t") else 0
+
+
+def count_all_ids(texts: Sequence[bytes]) -> list[int | None]:
+    """Return `count_ids` of many arrays, looking at ordinary ones all at once."""
+    if b"".join(texts).translate(None, _DIGITS) != b"[]" * len(texts):
+        return [count_ids(text) for text in texts]
+    return [text.count(b",") + 1 if text[1:2].isdigit() else count_ids(text) for text in texts]
+
+
+def all_packed(lists: Sequence[list[float]]) -> list[Floats]:
+    """Return lists of floats as arrays that share one buffer."""
+    numbers = list(chain.from_iterable(lists))
+    values = np.frombuffer(struct.pack(f"{len(numbers)}d", *numbers), dtype=np.float64)
+    ends = accumulate(map(len, lists))
+    return [values[end - len(part) : end] for end, part in zip(ends, lists, strict=True)]
+
+
+def mask_from_json(text: bytes) -> bytes | None:
+    """Return a mask as bytes of 0 and 1 from a JSON array, None if it is no such array."""
+    flags = text.translate(_TO_FLAGS, _BLANKS)
+    entries = text.count(b",") + 1 if flags else 0
+    if len(flags) == entries and flags.count(0) + flags.count(1) == entries and text[:1] == b"[":
+        return flags
+    try:
+        return mask_from_numbers(_LAX_INTS.decode(text))
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def mask_from_numbers(values: Any) -> bytes | None:
+    """Return a mask as bytes of 0 and 1 from a sequence or an array, None if it holds anything else."""
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1 or not np.isin(values, (0, 1)).all():
+            return None
+        return values.astype(np.uint8).tobytes()
+    try:
+        # A bytearray reads a list several times faster than bytes does.
+        flags = bytes(bytearray(values))
+    except (TypeError, ValueError):
+        return None
+    return flags if flags.count(0) + flags.count(1) == len(flags) else None
+
+
+def packed(values: Any) -> Floats | None:
+    """Return a sequence of numbers as an array, NaN for None; None if it holds anything else."""
+    if isinstance(values, np.ndarray):
+        return (
+            np.asarray(values, dtype=np.float64) if values.ndim == 1 and values.dtype.kind in "fiu" else None
+        )
+    try:
+        # Faster than letting NumPy look at each object.
+        return np.frombuffer(array("d", values), dtype=np.float64)
+    except (TypeError, OverflowError):
+        pass
+    if not isinstance(values, list | tuple):
+        return None
+    numbers = [np.nan if value is None else value for value in values]
+    if any(isinstance(value, bool) or not isinstance(value, int | float | np.number) for value in numbers):
+        return None
+    return np.array(numbers, dtype=np.float64)
+
+
+def tokens_digest(ids: Any) -> str | None:
+    """Return 16 hex digits, equal for equal token ids however they are stored; None if they are no ids."""
+    if isinstance(ids, np.ndarray):
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            return None
+        raw = ids.astype("<i8").tobytes()
+    else:
+        try:
+            raw = struct.pack(f"<{len(ids)}q", *ids)
+        except (struct.error, TypeError):
+            return None
+    return blake2b(raw, digest_size=8).hexdigest()
+
+
+def turn_count(flags: bytes) -> int:
+    """Return the number of stretches of 1."""
+    return flags.count(b"\x00\x01") + (flags[:1] == b"\x01")
+
+
+def summaries(traces: Sequence[TraceTokens]) -> list[tuple[Any, ...]]:
+    """Return cells of the trace table for each trace, in the order of `SUMMARY`.
+
+    Counts stand where the arrays are there and fit; a logprob summary covers the tokens with mask 1, or all
+    response tokens where there is no mask.
+    """
+    counts = [_counts(trace) for trace in traces]
+    chosen = [trace for trace, cells in zip(traces, counts, strict=True) if cells[3]]
+    found = iter(_logprobs(chosen) if chosen else ())
+    return [(*cells, *(next(found) if cells[3] else _NOTHING)) for cells in counts]
+
+
+def _counts(trace: TraceTokens) -> tuple[Any, ...]:
+    flags, response = trace.flags, trace.response
+    fits = trace.logprobs is not None and len(trace.logprobs) == response
+    if flags is None or len(flags) != response:
+        return (trace.prompt, response, trace.has_mask, fits and not trace.has_mask, None, None, None)
+    sampled = flags.count(1)
+    return (trace.prompt, response, True, fits, sampled, response - sampled, turn_count(flags))
+
+
+def _logprobs(traces: Sequence[TraceTokens]) -> list[tuple[Any, ...]]:
+    """Summarise traces whose arrays fit, all in one go."""
+    arrays = [trace.logprobs for trace in traces if trace.logprobs is not None]
+    values = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    masks = [
+        b"\x01" * len(array) if trace.flags is None else trace.flags
+        for trace, array in zip(traces, arrays, strict=True)
+    ]
+    selected = values[np.frombuffer(b"".join(masks), dtype=np.bool_)]
+    return logprob_cells(selected, [mask.count(1) for mask in masks])
+
+
+def logprob_cells(values: Floats, counts: Sequence[int]) -> list[tuple[Any, ...]]:
+    """Summarise consecutive stretches of logprobs.
+
+    Parameters
+    ----------
+    values
+        Logprobs of sampled tokens, stretch after stretch.
+    counts
+        Length of each stretch.
+
+    Returns
+    -------
+    list of tuple
+        Mean, minimum, sum, share of exact zeros and number of missing ones; five times None for an empty
+        stretch. Null, NaN and infinite ones are missing and left out of the others.
+    """
+    starts: list[int] = []
+    total = 0
+    for count in counts:
+        if count:
+            starts.append(total)
+        total += count
+    if not starts:
+        return [_NOTHING for _ in counts]
+    finite = np.isfinite(values)
+    if finite.all():
+        sums = np.add.reduceat(values, starts).tolist()
+        least = np.minimum.reduceat(values, starts).tolist()
+        missing = [0] * len(starts)
+    else:
+        sums = np.add.reduceat(np.where(finite, values, 0.0), starts).tolist()
+        least = np.minimum.reduceat(np.where(finite, values, np.inf), starts).tolist()
+        missing = np.add.reduceat(~finite, starts, dtype=np.int64).tolist()
+    zeros = np.add.reduceat(values == 0.0, starts, dtype=np.int64).tolist()
+    rows = iter(zip(sums, least, missing, zeros, strict=True))
+    return [_stretch(count, *next(rows)) if count else _NOTHING for count in counts]
+
+
+def _stretch(count: int, total: float, least: float, missing: int, zeros: int) -> tuple[Any, ...]:
+    known = count - missing
+    if not known:
+        return (None, None, None, None, missing)
+    return (total / known, least, total, zeros / known, missing)
