@@ -19,6 +19,7 @@ from pathlib import Path
 
 import yaml
 
+from analysis.lab.polar_server.fault_kinds import fault_table
 from analysis.lab.polar_server.faults import FaultScript
 from analysis.lab.polar_server.server import PolarServer
 from analysis.lab.polar_server.settings import NodeSettings, ServerSettings
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     mode.add_argument(
         "--script", type=Path, help="play this fault script (YAML or JSON) instead of running agents"
     )
+    mode.add_argument("--list-faults", action="store_true", help="print the kinds of faults and end")
     mode.add_argument(
         "--newer", action="store_true", help="behave like newer servers (cancel, early stop, ...)"
     )
@@ -136,6 +138,9 @@ async def serve(settings: ServerSettings, script: FaultScript | None) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the server; 0 on an orderly end, 1 when it cannot start, 2 for a wrong command line."""
     args = _parser().parse_args(argv)
+    if args.list_faults:
+        sys.stdout.write(f"{fault_table()}\n")
+        return 0
     logging.basicConfig(
         level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

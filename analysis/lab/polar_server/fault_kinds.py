@@ -126,3 +126,9 @@ KINDS: dict[str, FaultKind] = {
 def kinds_of(*scopes: Scope) -> frozenset[str]:
     """Return the names of all kinds that act in one of `scopes`."""
     return frozenset(kind.name for kind in KINDS.values() if kind.scope in scopes)
+
+
+def fault_table() -> str:
+    """Return one line per kind: name, scope, effect."""
+    width = max(len(name) for name in KINDS)
+    return "\n".join(f"{kind.name:<{width}}  {kind.scope:<10}  {kind.effect}" for kind in KINDS.values())

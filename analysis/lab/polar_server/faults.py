@@ -44,6 +44,7 @@ ROUTES: dict[str, tuple[str, str]] = {
     "nodes": ("GET", r"/nodes\Z"),
     "events": ("GET", r"/events\Z"),
     "health": ("GET", r"/health\Z"),
+    "session_callback": ("POST", r"/callbacks/session_result\Z"),
     "poll": ("GET", r"(/rollout/task/[^/]+|/rollout/status|/tasks(/[^/]+/sessions)?)\Z"),
     "gate": ("*", r"/admin/inference/(status|pause|resume)\Z"),
     "pause": ("POST", r"/admin/inference/pause\Z"),

@@ -50,10 +50,10 @@ class Controls(Protocol):
     def abort_connection(self, server: str, client: tuple[str, int] | None) -> None:
         """Reset the connection that a request came on."""
 
-    def begin_outage(self, server: str, seconds: float) -> None:
+    async def begin_outage(self, server: str, seconds: float) -> None:
         """Refuse connections to `server` for `seconds`."""
 
-    def begin_restart(self, seconds: float) -> None:
+    async def begin_restart(self, seconds: float) -> None:
         """Forget all tasks, and refuse connections for `seconds`."""
 
 
@@ -137,9 +137,9 @@ class Interceptor:
             await self._app(scope, receive, keep)
         client = scope.get("client")
         if fault.kind == "outage":
-            self._controls.begin_outage(self._server, fault.seconds)
+            await self._controls.begin_outage(self._server, fault.seconds)
         elif fault.kind == "restart":
-            self._controls.begin_restart(fault.seconds)
+            await self._controls.begin_restart(fault.seconds)
         elif fault.kind == "response_hang":
             await _until_disconnect(receive)
         elif fault.kind == "response_status":

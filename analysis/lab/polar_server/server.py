@@ -151,15 +151,18 @@ class PolarServer:
         """Reset the connection that a request came on."""
         self.fronts[server].abort(client)
 
-    def begin_outage(self, server: str, seconds: float) -> None:
-        """Refuse connections to `server` for `seconds`."""
-        self._spawn(self._outage(self.fronts[server], seconds))
+    async def begin_outage(self, server: str, seconds: float) -> None:
+        """Refuse connections to `server` from now on, and for `seconds`."""
+        front = self.fronts[server]
+        await front.refuse()
+        self._spawn(self._end_outage(front, seconds))
+        self._notify()
 
-    def begin_restart(self, seconds: float) -> None:
+    async def begin_restart(self, seconds: float) -> None:
         """Forget all tasks, and refuse connections to the rollout server for `seconds`."""
         self.runner.forget_all()
         if seconds > 0:
-            self.begin_outage(ROLLOUT, seconds)
+            await self.begin_outage(ROLLOUT, seconds)
 
     def _add_gateway(self, node: NodeSettings) -> None:
         gateway = Gateway(
@@ -213,9 +216,7 @@ class PolarServer:
         headers = {TOKEN_HEADER: token} if token is not None else {}
         await self.sender.post_session_result(url, result, headers=headers)
 
-    async def _outage(self, front: Front, seconds: float) -> None:
-        await front.refuse()
-        self._notify()
+    async def _end_outage(self, front: Front, seconds: float) -> None:
         await asyncio.sleep(seconds)
         await front.listen()
         self._notify()
@@ -245,9 +246,9 @@ class PolarServer:
     def _timed_event(self, fault: Fault) -> None:
         self.engine.count(fault)
         if fault.kind == "restart":
-            self.begin_restart(fault.seconds)
+            self._spawn(self.begin_restart(fault.seconds))
         else:
-            self.begin_outage(fault.server or ROLLOUT, fault.seconds)
+            self._spawn(self.begin_outage(fault.server or ROLLOUT, fault.seconds))
 
 
 def _with_single_outages(script: FaultScript) -> FaultScript:

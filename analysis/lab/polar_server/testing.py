@@ -260,8 +260,7 @@ class PolarHandle:
         self.server.scripted.weight_version = version
 
     async def _refuse(self, seconds: float) -> None:
-        await self.server.stop_listening()
-        self.server.begin_outage("rollout", seconds)
+        await self.server.begin_outage("rollout", seconds)
 
     async def _stop_serving(self) -> None:
         await self.server.stop_listening()

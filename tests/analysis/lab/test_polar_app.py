@@ -70,18 +70,18 @@ def test_unknown_names_and_routes_are_told_apart(polar):
 def test_wrong_methods_are_405(polar):
     """Also HEAD on a GET route, and DELETE of a task, which the baseline does not have."""
     for method, path in (("GET", "/rollout/task/submit/"), ("PUT", "/tasks"), ("DELETE", "/rollout/task/x")):
-        answer = httpx.request(method, f"{polar.url}{path}", trust_env=False)
+        answer = httpx.request(method, f"{polar.url}{path}", trust_env=False, verify=False)
         assert answer.status_code in (405, 307), (method, path)
-    assert httpx.delete(f"{polar.url}/rollout/task/x", trust_env=False).json() == {
+    assert httpx.delete(f"{polar.url}/rollout/task/x", trust_env=False, verify=False).json() == {
         "detail": "Method Not Allowed"
     }
-    assert httpx.head(f"{polar.url}/health", trust_env=False).status_code == 405
+    assert httpx.head(f"{polar.url}/health", trust_env=False, verify=False).status_code == 405
 
 
 def test_a_trailing_slash_is_redirected(polar):
     """307 to the route without it, also for a submit."""
     for method, path in (("GET", "/tasks/"), ("POST", "/rollout/task/submit/")):
-        answer = httpx.request(method, f"{polar.url}{path}", json=task(), trust_env=False)
+        answer = httpx.request(method, f"{polar.url}{path}", json=task(), trust_env=False, verify=False)
         assert answer.status_code == 307
         assert answer.headers["location"].endswith(path.rstrip("/"))
 
@@ -131,15 +131,17 @@ def test_task_ids_that_could_leave_their_folder_are_refused(polar, task_id: str)
 def test_malformed_and_untyped_bodies_are_422(polar):
     """Broken JSON is `json_invalid`, and a body without its content type is no JSON."""
     url = f"{polar.url}/rollout/task/submit"
-    broken = httpx.post(url, content=b"{nope", headers={"content-type": "application/json"}, trust_env=False)
+    broken = httpx.post(
+        url, content=b"{nope", headers={"content-type": "application/json"}, trust_env=False, verify=False
+    )
     assert (broken.status_code, broken.json()["detail"][0]["type"]) == (422, "json_invalid")
-    assert httpx.post(url, content=b'{"task_id":"t"}', trust_env=False).status_code == 422
+    assert httpx.post(url, content=b'{"task_id":"t"}', trust_env=False, verify=False).status_code == 422
 
 
 def test_lax_numbers_and_unknown_keys_are_accepted(polar):
     """Numeric strings become numbers; unknown keys anywhere are dropped."""
     body = task("lax", num_samples="2", timeout_seconds="1.5", future=1, agent={"harness": "x", "typo": 1})
-    answer = httpx.post(f"{polar.url}/rollout/task/submit", json=body, trust_env=False)
+    answer = httpx.post(f"{polar.url}/rollout/task/submit", json=body, trust_env=False, verify=False)
     assert answer.status_code == 200
     assert _done(polar, "lax")["total_sessions"] == 2
 
@@ -252,7 +254,7 @@ def test_errors_leave_the_task_completed():
 
 def test_nodes_register_beat_and_drain(polar):
     """A registered node is healthy, keeps its metrics, and leaves when it is drained and idle."""
-    with httpx.Client(base_url=polar.url, trust_env=False) as client:
+    with httpx.Client(base_url=polar.url, trust_env=False, verify=False) as client:
         node = {
             "node_id": "extra",
             "gateway_url": "http://127.0.0.1:9///",
@@ -287,7 +289,7 @@ def test_session_callbacks_are_accepted_politely(polar):
         "future": True,
     }
     url = f"{polar.url}/callbacks/session_result"
-    answer = httpx.post(url, json=result, trust_env=False)
+    answer = httpx.post(url, json=result, trust_env=False, verify=False)
     assert (answer.status_code, answer.json()) == (200, {"status": "accepted"})
     for broken in (
         {**result, "timing": {"ready_queue_ms": 1}},
@@ -300,7 +302,7 @@ def test_session_callbacks_are_accepted_politely(polar):
             "trajectory": {"status": "ERROR", "traces": [{"response_ids": [1], "response_logprobs": []}]},
         },
     ):
-        assert httpx.post(url, json=broken, trust_env=False).status_code == 422
+        assert httpx.post(url, json=broken, trust_env=False, verify=False).status_code == 422
 
 
 def test_health_and_documentation_are_served(polar):

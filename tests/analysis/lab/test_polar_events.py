@@ -32,7 +32,10 @@ def _follow(response: httpx.Response, until: str) -> list[dict[str, Any]]:
 
 def test_a_task_is_told_from_start_to_end():
     """hello, created, states of each session, progress, completed: in this order."""
-    with serve_polar() as polar, httpx.Client(base_url=polar.url, trust_env=False, timeout=20) as client:
+    with (
+        serve_polar() as polar,
+        httpx.Client(base_url=polar.url, trust_env=False, verify=False, timeout=20) as client,
+    ):
         submit(polar, "before")
         with client.stream("GET", "/events") as response:
             assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -67,7 +70,9 @@ def test_a_task_is_told_from_start_to_end():
 def test_silence_is_filled_with_pings():
     """A quiet stream shows that it is alive."""
     with serve_polar(settings=ServerSettings(ping_seconds=0.05)) as polar:
-        with httpx.stream("GET", f"{polar.url}/events", trust_env=False, timeout=20) as response:
+        with httpx.stream(
+            "GET", f"{polar.url}/events", trust_env=False, verify=False, timeout=20
+        ) as response:
             events = _follow(response, "ping")
         assert [event["type"] for event in events] == ["hello", "ping"]
         polar.wait_until(lambda: polar.server.hub.subscribers == 0)
@@ -79,7 +84,7 @@ def test_gateways_tell_the_stages():
         stub_engine(shelf_policy) as engine,
         serve_polar(agents=True, inference_url=engine.url) as polar,
         httpx.stream(
-            "GET", f"{polar.gateways['node-1'].url}/events", trust_env=False, timeout=20
+            "GET", f"{polar.gateways['node-1'].url}/events", trust_env=False, verify=False, timeout=20
         ) as response,
     ):
         polar.wait_until(lambda: polar.server.gateways["node-1"].hub.subscribers)
@@ -119,7 +124,7 @@ def test_a_slow_reader_loses_the_oldest_events():
 def test_an_open_stream_does_not_keep_the_server_alive():
     """The end of the server ends the stream."""
     with serve_polar() as polar:
-        stream = httpx.stream("GET", f"{polar.url}/events", trust_env=False, timeout=20)
+        stream = httpx.stream("GET", f"{polar.url}/events", trust_env=False, verify=False, timeout=20)
         response = stream.__enter__()
         polar.wait_until(lambda: polar.server.hub.subscribers)
     try:

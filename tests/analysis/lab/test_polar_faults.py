@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.lab.polar_server.fault_kinds import KINDS, kinds_of
+from analysis.lab.polar_server.fault_kinds import KINDS, fault_table, kinds_of
 from analysis.lab.polar_server.faults import ROUTES, Fault, FaultEngine, FaultScript, Subject, stable_seed
 from analysis.lab.polar_server.synthetic import Lognormal, SessionProfile
 
@@ -70,6 +70,7 @@ def test_route_names_match_their_own_requests(on: str):
         "nodes": "/nodes",
         "events": "/events",
         "health": "/health",
+        "session_callback": "/callbacks/session_result",
         "poll": "/rollout/task/t-1",
         "gate": "/admin/inference/status",
         "pause": "/admin/inference/pause",
@@ -198,6 +199,13 @@ def test_kinds_are_sorted_by_where_they_act():
     assert set().union(*(kinds_of(scope) for scope in scopes)) == set(KINDS)
     assert all(kind.effect for kind in KINDS.values())
     assert len(KINDS) >= 60
+
+
+def test_the_table_of_kinds_is_complete():
+    """Each kind stands in the table once, with its scope."""
+    lines = fault_table().splitlines()
+    assert [line.split()[0] for line in lines] == list(KINDS)
+    assert all(line.split()[1] == KINDS[line.split()[0]].scope for line in lines)
 
 
 def test_stable_seeds_are_the_same_in_every_process():

@@ -15,7 +15,7 @@ from tests.analysis.lab.test_polar_agents import _request, _seed
 
 
 def _client(url: str) -> httpx.Client:
-    return httpx.Client(base_url=url, trust_env=False, timeout=20.0)
+    return httpx.Client(base_url=url, trust_env=False, verify=False, timeout=20.0)
 
 
 def _chat(**changes: Any) -> dict[str, Any]:
@@ -44,7 +44,11 @@ def test_the_gate_holds_calls_back_until_it_opens(stack):
         threading.Thread(
             target=lambda: answers.append(
                 httpx.post(
-                    f"{gateway.url}/v1/chat/completions", json=_chat(), trust_env=False, timeout=20
+                    f"{gateway.url}/v1/chat/completions",
+                    json=_chat(),
+                    trust_env=False,
+                    verify=False,
+                    timeout=20,
                 ).status_code
             )
         )
@@ -73,7 +77,7 @@ def test_a_pause_waits_for_calls_in_flight():
         gateway = polar.gateways["node-1"]
         caller = threading.Thread(
             target=lambda: httpx.post(
-                f"{gateway.url}/v1/chat/completions", json=_chat(), trust_env=False, timeout=20
+                f"{gateway.url}/v1/chat/completions", json=_chat(), trust_env=False, verify=False, timeout=20
             )
         )
         caller.start()
@@ -107,15 +111,20 @@ def test_gateways_fail_on_their_own():
     script = FaultScript(faults=[Fault("response_status", on="pause", server="node-2", status=500)])
     with serve_polar(script=script, gateways=2) as polar:
         first, second = polar.gateways["node-1"], polar.gateways["node-2"]
-        assert httpx.post(f"{first.url}/admin/inference/pause", trust_env=False).status_code == 200
-        assert httpx.post(f"{second.url}/admin/inference/pause", trust_env=False).status_code == 500
+        assert (
+            httpx.post(f"{first.url}/admin/inference/pause", trust_env=False, verify=False).status_code == 200
+        )
+        assert (
+            httpx.post(f"{second.url}/admin/inference/pause", trust_env=False, verify=False).status_code
+            == 500
+        )
         assert (first.paused, second.paused) == (True, False)
         second.stop()
         with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{second.url}/health", trust_env=False)
+            httpx.get(f"{second.url}/health", trust_env=False, verify=False)
         assert get(polar, "/health").status_code == 200
         second.restart()
-        assert httpx.get(f"{second.url}/health", trust_env=False).status_code == 200
+        assert httpx.get(f"{second.url}/health", trust_env=False, verify=False).status_code == 200
 
 
 def test_health_shows_stages_and_the_engine(stack):

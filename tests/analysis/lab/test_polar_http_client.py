@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -47,9 +46,7 @@ def _with_server(serve: Serve, play: Play, **options: Any) -> tuple[Any, int]:
             server.close()
             await asyncio.sleep(0.01)
 
-    result = asyncio.run(main())
-    gc.collect()
-    return result
+    return asyncio.run(main())
 
 
 async def _request(reader: asyncio.StreamReader) -> tuple[str, bytes]:

@@ -23,7 +23,9 @@ from tests.analysis.lab.test_polar_agents import _request, _seed
 
 
 def _cancel(polar: Any, task_id: str, **query: Any) -> httpx.Response:
-    return httpx.delete(f"{polar.url}/rollout/task/{task_id}", params=query, trust_env=False, timeout=20)
+    return httpx.delete(
+        f"{polar.url}/rollout/task/{task_id}", params=query, trust_env=False, verify=False, timeout=20
+    )
 
 
 def test_a_running_task_can_be_cancelled():
@@ -130,9 +132,11 @@ def test_the_control_token_guards_nodes_and_session_results():
         bodies = {"/nodes/register": node, "/nodes/n/heartbeat": {}, "/callbacks/session_result": result}
         for path, body in bodies.items():
             url = f"{polar.url}{path}"
-            assert httpx.post(url, json=body, trust_env=False).status_code == 401
+            assert httpx.post(url, json=body, trust_env=False, verify=False).status_code == 401
             headers = {"X-Polar-Control-Token": "secret"}
-            assert httpx.post(url, json=body, headers=headers, trust_env=False).status_code == 200
+            assert (
+                httpx.post(url, json=body, headers=headers, trust_env=False, verify=False).status_code == 200
+            )
         assert submit(polar, "t-1").status_code == 200
     settings = ServerSettings(newer=True, control_token="secret", protect_submit=True)
     with serve_polar(settings=settings) as polar:

@@ -28,7 +28,9 @@ def _outcome(call: Callable[[], httpx.Response]) -> str:
 
 def _send(polar: Any, task_id: str, timeout: float = 10.0) -> str:
     url = f"{polar.url}/rollout/task/submit"
-    return _outcome(lambda: httpx.post(url, json=task(task_id), timeout=timeout, trust_env=False))
+    return _outcome(
+        lambda: httpx.post(url, json=task(task_id), timeout=timeout, trust_env=False, verify=False)
+    )
 
 
 def test_status_hides_the_server_from_a_request():
@@ -141,7 +143,7 @@ def test_an_outage_can_begin_at_a_time():
 
 def test_live_connections_are_cut_by_an_outage():
     """A kept-alive connection does not survive it."""
-    with _play() as polar, httpx.Client(base_url=polar.url, trust_env=False) as client:
+    with _play() as polar, httpx.Client(base_url=polar.url, trust_env=False, verify=False) as client:
         assert client.get("/health").status_code == 200
         polar.refuse(0.3)
         assert _outcome(lambda: client.get("/health")) in ("ReadError", "ConnectError", "RemoteProtocolError")
@@ -266,7 +268,7 @@ def test_the_port_is_free_after_the_end():
     """Nothing of the server is left: no thread, no listening socket."""
     with _play() as polar:
         port = int(polar.url.rsplit(":", 1)[1])
-        held = httpx.Client(base_url=polar.url, trust_env=False)
+        held = httpx.Client(base_url=polar.url, trust_env=False, verify=False)
         held.get("/health")
         polar.server.engine.set_script(FaultScript(faults=[Fault("response_hang", on="health")]))
         assert _outcome(lambda: held.get("/health", timeout=0.2)) == "ReadTimeout"

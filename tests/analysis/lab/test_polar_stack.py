@@ -45,7 +45,9 @@ def test_sessions_through_the_real_router_are_complete(urls: tuple[str, str]):
         submit(polar, "t-1", num_samples=8, callback_url=sink.url, **_request(_seed(named_item=True)))
         polar.wait_until(lambda: polar.callbacks, timeout=60)
         results = sink.received[0].json()["results"]
-        inference = httpx.get(f"{polar.gateways['node-1'].url}/health", trust_env=False).json()["inference"]
+        inference = httpx.get(f"{polar.gateways['node-1'].url}/health", trust_env=False, verify=False).json()[
+            "inference"
+        ]
     assert inference["status"] == "ok"
     assert len(results) == 8
     for result in results:
@@ -82,7 +84,7 @@ def test_a_weight_push_between_pause_and_resume(urls: tuple[str, str]):
     router, engine = urls
     with (
         serve_polar(agents=True, inference_url=router) as polar,
-        httpx.Client(trust_env=False, timeout=60) as client,
+        httpx.Client(trust_env=False, verify=False, timeout=60) as client,
     ):
         gate = f"{polar.gateways['node-1'].url}/admin/inference"
         request = _request(_seed(named_item=True), builder={"strategy": "per_request"})
