@@ -293,8 +293,7 @@ def _places(
     second = buffer.cursor + len(_RESPONSE_KEY)
     third = second + len(response) + len(_MASK_KEY)
     if not (
-        data.startswith(_LOGPROBS = re.compile(rb'"response_logprobs"\s*:\s*\[')
-_RESPONSE_KEY, buffer.cursor)
+        data.startswith(_RESPONSE_KEY, buffer.cursor)
         and data.startswith(response, second)
         and data.startswith(_MASK_KEY, second + len(response))
         and data.startswith(mask, third)

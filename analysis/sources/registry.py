@@ -79,8 +79,8 @@ def read_files(files: Iterable[SourceFile], *, options: ReadOptions | None = Non
 
 
 def _collect(file: SourceFile, sink: Sink, options: ReadOptions) -> Problem | None:
+    reader: Reader = importlib.import_module(READERS[file.kind])
     try:
-        reader: Reader = importlib.import_module(READERS[file.kind])
         reader.collect(file, sink, options)
     except LoadError as error:
         return Problem.of(file.path, error)
@@ -95,10 +95,8 @@ def _collect(file: SourceFile, sink: Sink, options: ReadOptions) -> Problem | No
             type(error).__name__,
             "raise `max_bytes` if it is genuine",
         )
-    except (
-        Exception
-    ) as error:  # whatever one file does to its reader, the others are read; it is listed and logged
-        logger.warning("%s: its reader failed", file.path, exc_info=True)
+    except Exception as error:  # whatever one file does to its reader, the others are read; it is listed
+        logger.debug("%s: its reader failed", file.path, exc_info=True)
         return Problem(
             file.path,
             "its reader failed",
