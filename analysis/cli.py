@@ -28,15 +28,18 @@ class Command:
         One line for `--help`.
     module
         Holds ``add_arguments(parser) -> None`` and ``run(options: argparse.Namespace) -> int`` (the exit
-        code); the module itself stays light, heavy imports belong inside `run`.
+        code); the module itself needs the standard library only, other imports belong inside `run`.
+    extra
+        The package's optional dependencies that it needs.
     """
 
     name: str
     summary: str
     module: str
+    extra: str
 
 
-COMMANDS = (Command("lab", "train a tiny policy end to end on this machine", "analysis.lab.command"),)
+COMMANDS = (Command("lab", "train a tiny policy end to end on this machine", "analysis.lab.command", "lab"),)
 """Every subcommand, in the order of `--help`."""
 
 
@@ -64,11 +67,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit code: 0 for success, 128 plus the signal's number after an interruption, else what the job says.
+        Exit code: 0 for success, 128 plus the signal's number after an interruption, 2 where an optional
+        dependency is missing, else what the job says.
     """
     try:
         options = build_parser().parse_args(argv)
-        return int(importlib.import_module(options.command.module).run(options))
+        try:
+            return int(importlib.import_module(options.command.module).run(options))
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] in ("analysis", "slime_bridge"):
+                raise
+            command = options.command
+            print(
+                f"workbench {command.name} needs {error.name}, which is not installed: "
+                f"pip install 'slime-bridge[{command.extra}]'",
+                file=sys.stderr,
+            )
+            return 2
     except KeyboardInterrupt as interruption:
         # A job that holds resources handles its own interruption; this one came before it could, or after it
         # was done.

@@ -9,13 +9,16 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from analysis.errors import AnalysisError
 from analysis.lab.interrupts import Interrupted, Interrupts
-from analysis.lab.progress import Progress
 from analysis.lab.run_folder import RunFolder
 from analysis.lab.settings import LabSettings
 from slime_bridge.errors import BridgeError
+
+if TYPE_CHECKING:
+    from analysis.lab.progress import Progress
 
 __all__ = ["add_arguments", "run", "run_settings", "settings_from"]
 
@@ -75,6 +78,8 @@ def run_settings(settings: LabSettings, out: Path | None = None) -> int:
     int
         0, 128 plus a signal's number after an interruption, 2 for an unusable folder, 1 after a failure.
     """
+    from analysis.lab.progress import Progress  # here, because listing the options needs no optional library
+
     progress = Progress(sys.stdout)
     with Interrupts(on_wait=lambda: progress.note("still stopping; this takes a few seconds")) as interrupts:
         try:

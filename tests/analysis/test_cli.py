@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -21,7 +22,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module.add_arguments = lambda parser: parser.add_argument("--number", type=int, default=0)
     module.run = lambda options: options.number
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("job", "do a job", module.__name__),))
+    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("job", "do a job", module.__name__, "lab"),))
     return module
 
 
@@ -61,6 +62,47 @@ def test_an_interruption_becomes_its_exit_code(
     job.run = interrupted
     assert cli.main(["job"]) == code
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_missing_library_is_named_with_the_extra_that_brings_it(
+    job: types.ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the extra the user reads what to install; an error in our own modules stays a traceback."""
+
+    def missing(name: str) -> None:
+        def run(options: argparse.Namespace) -> int:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+        job.run = run
+
+    missing("torch")
+    assert cli.main(["job"]) == 2
+    assert "needs torch" in capsys.readouterr().err
+    missing("analysis.lab.gone")
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["job"])
+
+
+def test_help_needs_the_core_only() -> None:
+    """Options are listed where none of the optional libraries is installed."""
+    code = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('tqdm', 'torch', 'pandas', 'matplotlib', 'fastapi'):\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "from analysis import cli\n"
+        "try: cli.main(['lab', '--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert cli.main(['lab']) == 2\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--rollouts" in done.stdout
+    assert "slime-bridge[lab]" in done.stderr
 
 
 def _options(*argv: str) -> argparse.Namespace:
