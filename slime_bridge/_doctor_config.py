@@ -1,0 +1,218 @@
+"""The doctor's checks of what is written down: the configuration, and task templates over real prompt rows.
+
+They touch no network.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from slime_bridge._config_checks import derived_limits
+from slime_bridge._doctor_report import Finding, Severity, finding
+from slime_bridge._launch import PromptRow
+from slime_bridge._messages import prompt_to_instruction_text
+from slime_bridge.config import (
+    PolarSlimeConfig,
+    check_polar_slime_config,
+    render_instruction,
+    render_task_payload,
+)
+from slime_bridge.errors import BridgeError, ConfigError
+from slime_bridge.protocol import TaskRequest, encode_task_request
+
+__all__ = ["BARRIER_PATH", "build_request", "check_configuration", "check_templates"]
+
+BARRIER_PATH = "slime_bridge.megatron_hooks.install_weight_update_barrier"
+"""What ``--custom-megatron-init-path`` names for the weight-update barrier."""
+
+_CONFIG = "configuration"
+_TEMPLATES = "templates"
+_WORD = re.compile(r"[A-Za-z_]\w+")
+_ROW_NAME = re.compile(r"^sample \S+ of group \S+?:? ")
+_SHOWN_LINES = 5
+_MOST_ERRORS = 20
+_FROM_COMMAND_LINE = ("rollout_batch_size", "n_samples_per_prompt", "max_tokens_per_gpu")
+
+
+def check_configuration(args: Any) -> tuple[list[Finding], PolarSlimeConfig | None]:
+    """Resolve the configuration; report every wrong key at once, and what works against each other."""
+    errors = _all_errors(args)
+    if errors:
+        fix = "correct the key in the configuration file, or in --set"
+        return [finding(_CONFIG, Severity.ERROR, error, fix=fix) for error in errors], None
+    config, warnings = check_polar_slime_config(args)
+    found = [
+        finding(_CONFIG, Severity.OK, "every key has a value it can have", evidence=derived_limits(config))
+    ]
+    # What follows from a default that the real command line replaces is no finding.
+    unknown = tuple(f"{name} is " for name in _missing(args))
+    found += [finding(_CONFIG, Severity.WARNING, text) for text in warnings if not text.startswith(unknown)]
+    found += [*_command_line(args), *_run_dir(config), *_barrier(args, config)]
+    return found, config
+
+
+def _all_errors(args: Any) -> list[str]:
+    """Return the error of each key that has one: a key that was complained about is left out next time."""
+    rest = SimpleNamespace(**vars(args))
+    errors: list[str] = []
+    while len(errors) < _MOST_ERRORS:
+        try:
+            check_polar_slime_config(rest)
+        except ConfigError as exc:
+            errors.append(str(exc))
+            key = next((word for word in _WORD.findall(str(exc)) if hasattr(rest, word)), None)
+            # What cannot be left out would only be missed instead.
+            if key is None or key in ("polar_task_template", "polar_rollout_url", "polar_topology_path"):
+                return errors
+            delattr(rest, key)
+        else:
+            return errors
+    return errors
+
+
+def _missing(args: Any) -> list[str]:
+    return [name for name in _FROM_COMMAND_LINE if getattr(args, name, None) is None]
+
+
+def _command_line(args: Any) -> Iterable[Finding]:
+    missing = _missing(args)
+    if missing:
+        yield finding(
+            _CONFIG,
+            Severity.INFO,
+            f"not known here, because they stand on Slime's command line: {', '.join(missing)}",
+            fix=f"for the limits of the real run add --set {missing[0]}=… and so on",
+        )
+
+
+def _run_dir(config: PolarSlimeConfig) -> Iterable[Finding]:
+    if config.run_dir is None:
+        yield finding(
+            _CONFIG,
+            Severity.WARNING,
+            "no journal is kept: neither polar_run_dir nor Slime's save is set here",
+            fix="set polar_run_dir, or pass --set save=… as in the launch script",
+        )
+        return
+    folder = Path(config.run_dir)
+    existing = next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        yield finding(
+            _CONFIG,
+            Severity.ERROR,
+            f"polar_run_dir {config.run_dir} cannot be written: {existing} is no folder that this user may "
+            "write",
+            fix="name a folder on a disk that the rollout manager's machine can write",
+        )
+
+
+def _barrier(args: Any, config: PolarSlimeConfig) -> Iterable[Finding]:
+    installed = getattr(args, "custom_megatron_init_path", None) == BARRIER_PATH
+    if config.fully_async and not installed:
+        yield finding(
+            _CONFIG,
+            Severity.INFO,
+            "polar_fully_async keeps sessions in flight while weights are pushed, and a push cuts their "
+            "turns",
+            evidence=f"polar_aborted_turns is {config.aborted_turns}",
+            fix=f"pass --custom-megatron-init-path {BARRIER_PATH}, which holds generation back meanwhile",
+        )
+
+
+def build_request(
+    args: Any, config: PolarSlimeConfig, sample: Any, *, task_id_suffix: str = "", evaluation: bool = False
+) -> TaskRequest:
+    """Return the task request that a sample's prompt group would be submitted with, for rollout 0.
+
+    Raises
+    ------
+    TemplateError, ConfigError
+        As the worker would, for this sample.
+    """
+    common = {
+        "args": args,
+        "config": config,
+        "sample": sample,
+        "rollout_id": 0,
+        "task_position": 0,
+        "num_rollouts": 1 if config.scoring_mode == "individual" else config.n_samples_per_prompt,
+    }
+    instruction = render_instruction(**common, prompt_text=prompt_to_instruction_text(sample.prompt))
+    payload = render_task_payload(
+        **common, instruction=instruction, task_id_suffix=task_id_suffix, evaluation=evaluation
+    )
+    return TaskRequest.from_payload(payload)
+
+
+def check_templates(
+    args: Any, config: PolarSlimeConfig, rows: Sequence[PromptRow], *, source: str | None
+) -> tuple[list[Finding], Any]:
+    """Render each row's request as the worker would.
+
+    Parameters
+    ----------
+    args, config
+        The trainer's arguments and the configuration.
+    rows
+        Prompt rows, those that are wrong included.
+    source
+        Where they come from; None for a made-up row.
+
+    Returns
+    -------
+    findings : list of Finding
+        Equal problems are one finding with the first lines that have it.
+    sample
+        The first sample that renders; None if none does.
+    """
+    problems: dict[tuple[str, bool], list[int]] = {}
+    good, sizes = None, []
+    for row in rows:
+        problem = row.problem
+        if problem is None:
+            try:
+                sizes.append(len(encode_task_request(build_request(args, config, row.sample))))
+            except BridgeError as exc:
+                problem = _ROW_NAME.sub("", str(exc))
+            else:
+                good = row.sample if good is None else good
+        if problem is not None:
+            problems.setdefault((problem, row.skipped), []).append(row.line)
+    found = [_row_problem(text, skipped, lines, len(rows)) for (text, skipped), lines in problems.items()]
+    if sizes:
+        name = f"{len(sizes)} rows of {source}" if source else "a made-up prompt (no --prompt-data)"
+        evidence = f"requests of {min(sizes)} to {max(sizes)} bytes"
+        summary = f"requests render for {name}"
+        found.insert(0, finding(_TEMPLATES, Severity.OK, summary, evidence=evidence))
+    if source is not None and getattr(args, "apply_chat_template", None):
+        found.append(
+            finding(
+                _TEMPLATES,
+                Severity.WARNING,
+                "apply_chat_template is on: agents would get the rendered chat template, special tokens "
+                "included, as their instruction",
+                fix="leave --apply-chat-template out of the launch script; the agent's model calls apply it",
+            )
+        )
+    return found, good
+
+
+def _row_problem(text: str, skipped: bool, lines: list[int], total: int) -> Finding:
+    first = ", ".join(str(line) for line in lines[:_SHOWN_LINES] if line)
+    more = f" and {len(lines) - _SHOWN_LINES} more" if len(lines) > _SHOWN_LINES else ""
+    where = f"line {first}{more}: " if first else ""
+    lost = f"{len(lines)} of {total} lines are passed over" if skipped else ""
+    return finding(
+        _TEMPLATES,
+        Severity.WARNING if skipped else Severity.ERROR,
+        lost or f"{len(lines)} of {total} rows cannot be submitted",
+        evidence=f"{where}{text}",
+        fix="correct the rows, or the names of the columns (--set input_key=…)"
+        if "column" in text or skipped
+        else "correct the template or the rows that it is rendered over",
+    )

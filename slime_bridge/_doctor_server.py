@@ -1,0 +1,249 @@
+"""The doctor's checks of the rollout server, what it can do, its gateways, and the way on to the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_bridge._doctor_http import Web
+from slime_bridge._doctor_report import Finding, Severity, finding
+from slime_bridge.client import PolarClient
+from slime_bridge.config import PolarSlimeConfig, resolve_sglang_router_base_url
+from slime_bridge.errors import BridgeError, ConfigError
+from slime_bridge.protocol import NodeInfo
+
+__all__ = ["Gateway", "ServerFacts", "check_gateways", "check_router", "check_server"]
+
+_SERVER = "rollout server"
+_GATEWAYS = "gateways"
+_ROUTER = "router"
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """One gateway, and where it sends model calls: base URL and dialect, empty if it does not say."""
+
+    node: NodeInfo
+    base_url: str = ""
+    engine: str = "sglang"
+
+
+@dataclass(slots=True)
+class ServerFacts:
+    """What the rollout server said.
+
+    Parameters
+    ----------
+    nodes
+        Its gateways.
+    features
+        Optional features by name; None where it does not describe itself.
+    """
+
+    nodes: list[NodeInfo] = field(default_factory=list)
+    features: dict[str, bool] | None = None
+
+
+async def check_server(
+    client: PolarClient, web: Web, config: PolarSlimeConfig
+) -> tuple[list[Finding], ServerFacts | None]:
+    """Ask the server whether it is well, what runs, what it can do."""
+    started = time.monotonic()
+    try:
+        await client.health()
+        took = time.monotonic() - started
+        statuses = await client.list_statuses()
+        facts = ServerFacts(await client.nodes())
+    except BridgeError as error:
+        fix = (
+            "start Polar's rollout server, and check polar_rollout_url and the way there (proxy variables "
+            f"are {'used' if config.trust_env else 'ignored'}: polar_trust_env)"
+        )
+        return [finding(_SERVER, Severity.ERROR, "no usable answer", evidence=str(error), fix=fix)], None
+    running = sum(status == "running" for status in statuses.values())
+    evidence = f"{client.base_url}: {len(statuses)} tasks since its start, {running} of them running"
+    found = [finding(_SERVER, Severity.OK, f"answers in {1000 * took:.0f} ms", evidence=evidence)]
+    facts.features = await _features(web, config.rollout_url)
+    return [*found, *_capabilities(facts.features, config)], facts
+
+
+async def _features(web: Web, rollout_url: str) -> dict[str, bool] | None:
+    """Read optional features from the server's description of itself."""
+    try:
+        document = await web.get(f"{rollout_url}/openapi.json")
+        paths = document["paths"]
+        submit = paths["/rollout/task/submit"]["post"]
+        schema = submit["requestBody"]["content"]["application/json"]["schema"]
+        name = str(schema.get("$ref", "")).rpartition("/")[2]
+        fields = document["components"]["schemas"][name]["properties"] if name else schema["properties"]
+    except (BridgeError, KeyError, TypeError, AttributeError):
+        return None
+    return {
+        "cancel": any(
+            "delete" in entry for path, entry in paths.items() if path.startswith("/rollout/task/{")
+        ),
+        "early stop": "early_stop_min_usable_sessions" in fields,
+        "priority": "dispatch_priority" in fields,
+    }
+
+
+def _capabilities(features: Mapping[str, bool] | None, config: PolarSlimeConfig) -> Iterable[Finding]:
+    if features is None:
+        yield finding(
+            _SERVER,
+            Severity.INFO,
+            "it does not describe itself (no /openapi.json), so optional features are found out in use",
+        )
+        return
+    stops = config.early_stop_min_usable_sessions(config.n_samples_per_prompt) is not None
+    agent_time = config.train_agent_timeout is not None or config.eval_agent_timeout is not None
+    newer = features["cancel"] or features["early stop"]
+    rows = (
+        ("cancel", features["cancel"], True, "tasks that are given up run on to their own timeout"),
+        ("early stop", features["early stop"], stops, "polar_early_stop_grace_sessions has no effect"),
+        (
+            "agent time limit",
+            newer,
+            agent_time,
+            "polar_train_agent_timeout and polar_eval_agent_timeout have none",
+        ),
+    )
+    has = [name for name, there, _, _ in rows if there]
+    lacks = [f"{name}: {without}" for name, there, wanted, without in rows if not there and wanted]
+    yield finding(
+        _SERVER,
+        Severity.WARNING
+        if any(not there and wanted for name, there, wanted, _ in rows[1:])
+        else Severity.INFO,
+        f"optional features: {', '.join(has) or 'none, as the baseline server'}",
+        evidence="\n".join(f"without {text}" for text in lacks),
+        fix="use a newer rollout server, or unset the keys" if lacks[bool(not features["cancel"]) :] else "",
+    )
+
+
+async def check_gateways(web: Web, facts: ServerFacts) -> tuple[list[Finding], list[Gateway]]:
+    """Check that gateways are there, alive, open, and have an engine behind them."""
+    if not facts.nodes:
+        fix = "start a Polar gateway for each node of the topology; it must reach the rollout server"
+        text = "the server has no gateway: sessions would wait until their timeout"
+        return [finding(_GATEWAYS, Severity.ERROR, text, fix=fix)], []
+    found: list[Finding] = []
+    gateways: list[Gateway] = []
+    for node in facts.nodes:
+        problems, gateway = await _gateway(web, node)
+        found += problems
+        gateways.append(gateway)
+    usable = sum(node.healthy and not node.draining for node in facts.nodes)
+    workers = sum(node.max_run_workers or 0 for node in facts.nodes)
+    text = f"{usable} of {len(facts.nodes)} gateways take sessions, with {workers} run workers"
+    severity = Severity.OK if usable else Severity.ERROR
+    evidence = "\n".join(
+        f"{g.node.node_id} at {g.node.gateway_url} → {g.base_url or 'unknown'} ({g.engine})" for g in gateways
+    )
+    fix = "" if usable else "start gateways, and check that their heartbeats reach the rollout server"
+    return [finding(_GATEWAYS, severity, text, evidence=evidence, fix=fix), *found], gateways
+
+
+async def _gateway(web: Web, node: NodeInfo) -> tuple[list[Finding], Gateway]:
+    found = []
+    name, url = node.node_id, node.gateway_url.rstrip("/")
+    if not node.healthy:
+        text = f"{name}: the server gets no heartbeats of it"
+        fix = "start the gateway, or take it out of the topology"
+        found.append(finding(_GATEWAYS, Severity.WARNING, text, evidence=str(node.last_heartbeat), fix=fix))
+    if node.draining:
+        found.append(finding(_GATEWAYS, Severity.INFO, f"{name} is draining: it gets no new sessions"))
+    try:
+        health = await web.get(f"{url}/health")
+        gate = await web.get(f"{url}/admin/inference/status")
+    except BridgeError as error:
+        text = f"{name} cannot be reached from here, which the weight-update barrier needs"
+        fix = f"make {url} reachable from the trainer, or set the gateway's public address in the topology"
+        found.append(finding(_GATEWAYS, Severity.WARNING, text, evidence=str(error), fix=fix))
+        return found, Gateway(node)
+    gate = gate if isinstance(gate, dict) else {}
+    if gate.get("paused"):
+        text = f"{name} holds generation back: its gate is closed, and no agent gets an answer"
+        fix = f"unless a weight push is under way: curl -X POST {url}/admin/inference/resume"
+        found.append(finding(_GATEWAYS, Severity.ERROR, text, fix=fix))
+    base_url = str(gate.get("base_url") or "").rstrip("/")
+    inference = health.get("inference") if isinstance(health, dict) else None
+    if isinstance(inference, dict) and inference.get("status") == "error":
+        text = f"{name} does not reach its engine at {base_url or 'no address'}"
+        fix = "start the engine or router there, or correct inference.base_url (slime-bridge topology)"
+        evidence = str(inference.get("error"))
+        found.append(finding(_GATEWAYS, Severity.ERROR, text, evidence=evidence, fix=fix))
+    return found, Gateway(node, base_url, str(gate.get("engine") or "sglang"))
+
+
+async def check_router(web: Web, args: Any, gateways: Iterable[Gateway]) -> tuple[list[Finding], list[str]]:
+    """Check the trainer's SGLang router, and that the gateways call it.
+
+    Returns
+    -------
+    findings : list of Finding
+        What was found.
+    workers : list of str
+        Base URLs of its healthy engines; empty if the router is not known or does not say.
+    """
+    try:
+        router = resolve_sglang_router_base_url(args)
+    except ConfigError:
+        bases = sorted({gateway.base_url for gateway in gateways if gateway.base_url})
+        if len(bases) != 1:
+            text = (
+                "the trainer's SGLang router is not known here; Slime sets it when its servers have started"
+            )
+            fix = "to check it: --set sglang_router_ip=… --set sglang_router_port=…"
+            return [finding(_ROUTER, Severity.SKIPPED, text, fix=fix)], []
+        [router] = bases
+    found = [
+        finding(
+            _ROUTER,
+            Severity.WARNING,
+            f"{gateway.node.node_id} calls {gateway.base_url}, not the trainer's router {router}: unless it "
+            "leads there, rollouts come from other weights",
+            fix='write "{sglang.router_base_url}" into the topology and render it with slime-bridge topology',
+        )
+        for gateway in gateways
+        if gateway.base_url and gateway.base_url != router
+    ]
+    workers = await _workers(web, router)
+    if isinstance(workers, BridgeError):
+        answered = await web.seconds(f"{router}/health")
+        if isinstance(answered, BridgeError):
+            fix = "start the trainer's servers first; the router belongs to Slime"
+            return [
+                *found,
+                finding(_ROUTER, Severity.ERROR, f"no answer at {router}", evidence=str(answered), fix=fix),
+            ], []
+        text = f"{router} answers and lists no workers: an engine, or a router of an unknown release"
+        return [*found, finding(_ROUTER, Severity.INFO, text)], []
+    healthy = [url for url, well in workers if well is not False]
+    severity = Severity.OK if healthy else Severity.ERROR
+    evidence = "\n".join(f"{url}{'' if well is not False else ' (not healthy)'}" for url, well in workers)
+    fix = "" if healthy else "start the engines; a router answers /health even without any"
+    text = f"{router} has {len(healthy)} engines"
+    return [*found, finding(_ROUTER, severity, text, evidence=evidence, fix=fix)], healthy
+
+
+async def _workers(web: Web, router: str) -> list[tuple[str, bool | None]] | BridgeError:
+    """List a router's engines, as newer routers (``/workers``) or older ones (``/list_workers``) do."""
+    error: BridgeError | None = None
+    for path, key in (("/workers", "workers"), ("/list_workers", "urls")):
+        try:
+            document = await web.get(f"{router}{path}")
+        except BridgeError as exc:
+            error = exc
+            continue
+        entries = document.get(key) if isinstance(document, dict) else None
+        if isinstance(entries, list):
+            return [
+                (str(entry["url"]), entry.get("is_healthy"))
+                if isinstance(entry, dict) and "url" in entry
+                else (str(entry), None)
+                for entry in entries
+            ]
+    return error or ConfigError(f"{router} lists no workers")
