@@ -47,6 +47,12 @@ class RejectReason(StrEnum):
     """Fewer sessions completed with a trainable token than `polar_min_complete_accept_fraction` asks for."""
     TOO_STALE = "too_stale"
     """The policy it was sampled from is too old for the rollout it would be delivered to."""
+    FILTERED = "filtered"
+    """Slime's dynamic sampling filter dropped it."""
+    ALL_WRONG = "all_wrong"
+    """Pruned from a complete batch: none of its sessions succeeded."""
+    ALL_CORRECT = "all_correct"
+    """Pruned from a complete batch: all of its sessions succeeded, like those of too many others."""
 
 
 class AcceptanceSettings(Protocol):

@@ -1,4 +1,4 @@
-"""What one call of the trainer gets from the worker."""
+"""What a call of the trainer sees of its groups: each step on the way, the batch, the numbers behind it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,63 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_bridge.group_conversion import mark_delivered
-from slime_bridge.group_flow import DeliveredGroup
+from slime_bridge.group_task import JudgedGroup, PromptGroup
+from slime_bridge.groups import Delivery, Group, SchedulerCounts
+from slime_bridge.ledger import LedgerSnapshot
 from slime_bridge.metrics import GroupFacts
-from slime_bridge.window import delivered_facts
+from slime_bridge.window import WindowFacts, delivered_facts
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "DeliveredGroup", "DrawnGroup", "Report", "Step"]
+
+DrawnGroup = Group[PromptGroup, JudgedGroup]
+DeliveredGroup = Delivery[PromptGroup, JudgedGroup]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the call in progress can do next.
+
+    Parameters
+    ----------
+    batch
+        The groups it asked for, handed out and not yet committed; empty while there are too few.
+    draw
+        Prompts to draw now.
+    ended
+        ``group_index`` of prompts that ended without training since the last step.
+    stale
+        Ids of groups whose tasks are to be stopped because nobody will train on them.
+    pending
+        Groups queued or in flight that may still come.
+    counts
+        Where the groups are.
+    """
+
+    batch: list[DeliveredGroup]
+    draw: int
+    ended: list[int]
+    stale: list[int]
+    pending: int
+    counts: SchedulerCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The numbers of one delivered batch.
+
+    Parameters
+    ----------
+    counts
+        Where the groups were when the batch was complete.
+    ledger
+        The books after it was delivered.
+    window
+        What happened since the previous batch.
+    """
+
+    counts: SchedulerCounts
+    ledger: LedgerSnapshot
+    window: WindowFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@
     │   ├── PolarOutageError        (TimeoutError)     the rollout server stayed away longer than allowed
     │   ├── InfrastructureStreakError                  too many groups in a row failed without a trace
     │   ├── CandidatePoolError                         too few sessions complete before training has begun
-    │   └── NoTrainableTokensError                     too many groups in a row carried nothing to train on
+    │   ├── NoTrainableTokensError                     too many groups in a row carried nothing to train on
+    │   └── FilterError                                a hook of the trainer raised
     ├── ConservationError           (AssertionError)   the books of groups do not add up: a bug
     ├── EvaluationError             (RuntimeError)     an evaluation could not be prepared or finished
     ├── WeightBarrierError          (RuntimeError)     generation could not be held back for a weight push
@@ -50,6 +51,7 @@ __all__ = [
     "DataSourceError",
     "DataSourceExhaustedError",
     "EvaluationError",
+    "FilterError",
     "InfrastructureError",
     "InfrastructureStreakError",
     "JournalError",
@@ -234,6 +236,10 @@ class CandidatePoolError(WorkerError):
 
 class NoTrainableTokensError(WorkerError):
     """Raised when group after group came back without a token to train on."""
+
+
+class FilterError(WorkerError):
+    """Raised when one of the trainer's filter hooks raised."""
 
 
 class ConservationError(BridgeError, AssertionError):

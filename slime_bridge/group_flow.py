@@ -17,10 +17,10 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from slime_bridge.acceptance import Rejected, RejectReason, too_stale
+from slime_bridge.batch import DeliveredGroup, DrawnGroup, Report, Step
 from slime_bridge.config import PolarSlimeConfig
 from slime_bridge.errors import (
     BridgeError,
@@ -31,69 +31,19 @@ from slime_bridge.errors import (
     TaskFailedError,
 )
 from slime_bridge.group_task import JudgedGroup, PromptGroup
-from slime_bridge.groups import Delivery, Group, GroupState, SchedulerCounts
+from slime_bridge.groups import GroupState, SchedulerCounts
 from slime_bridge.health import HealthMonitor
 from slime_bridge.journal import EventLog, prompt_fields
 from slime_bridge.ledger import Ledger, LedgerSnapshot
 from slime_bridge.retry import RetryPolicy
 from slime_bridge.scheduler import Scheduler
-from slime_bridge.window import RolloutWindow, WindowFacts
+from slime_bridge.window import RolloutWindow
 
-__all__ = ["DeliveredGroup", "DrawnGroup", "GroupFlow", "Report", "Step"]
+__all__ = ["GroupFlow", "failure_reason"]
 
 logger = logging.getLogger(__name__)
 
-DrawnGroup = Group[PromptGroup, JudgedGroup]
-DeliveredGroup = Delivery[PromptGroup, JudgedGroup]
-
 _PAUSE = RetryPolicy(initial=1.0, factor=2.0, max_delay=60.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What the call in progress can do next.
-
-    Parameters
-    ----------
-    batch
-        The groups it asked for, handed out and not yet committed; empty while there are too few.
-    draw
-        Prompts to draw now.
-    ended
-        ``group_index`` of prompts that ended without training since the last step.
-    stale
-        Ids of groups whose tasks are to be stopped because nobody will train on them.
-    pending
-        Groups queued or in flight that may still come.
-    counts
-        Where the groups are.
-    """
-
-    batch: list[DeliveredGroup]
-    draw: int
-    ended: list[int]
-    stale: list[int]
-    pending: int
-    counts: SchedulerCounts
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The numbers of one delivered batch.
-
-    Parameters
-    ----------
-    counts
-        Where the groups were when the batch was complete.
-    ledger
-        The books after it was delivered.
-    window
-        What happened since the previous batch.
-    """
-
-    counts: SchedulerCounts
-    ledger: LedgerSnapshot
-    window: WindowFacts
 
 
 class GroupFlow:
@@ -107,6 +57,8 @@ class GroupFlow:
         Notes every event.
     rng
         Source of the jitter of pauses.
+    keep_samples
+        Keep the samples of rejected groups until the next batch.
 
     Attributes
     ----------
@@ -117,11 +69,16 @@ class GroupFlow:
     """
 
     def __init__(
-        self, config: PolarSlimeConfig, journal: EventLog, *, rng: random.Random | None = None
+        self,
+        config: PolarSlimeConfig,
+        journal: EventLog,
+        *,
+        rng: random.Random | None = None,
+        keep_samples: bool = False,
     ) -> None:
         self.stop_reason: BridgeError | None = None
         self.last_error = ""
-        self.window = RolloutWindow()
+        self.window = RolloutWindow(keep_samples)
         self.ledger = Ledger()
         self._config = config
         self._journal = journal
@@ -208,6 +165,12 @@ class GroupFlow:
             or not pending
             or (not away and self.scheduler.to_draw() > 0)
         )
+
+    def prune(self, dropped: Sequence[tuple[DeliveredGroup, Rejected]]) -> None:
+        """Reject groups that `step` has handed out and the call does not want."""
+        for delivery, verdict in dropped:
+            self.scheduler.drop(delivery.group.group_id, verdict.reason)
+            self._note_rejected(delivery.group, delivery.result, verdict)
 
     def commit(self, batch: Sequence[DeliveredGroup], totals: dict[str, float]) -> Report:
         """Make the call's batch final.
@@ -349,7 +312,7 @@ class GroupFlow:
 
     def _note_rejected(self, group: DrawnGroup, judged: JudgedGroup | None, verdict: Rejected) -> None:
         self._note_ended(group)
-        self.window.reject(judged, verdict.reason)
+        self.window.reject(judged, verdict.reason, verdict.numbers.get("filter_reason"))
         why = judged and next((s.detail for s in judged.conversion.sessions if s.detail), None)
         logger.info(
             "Group %d is rejected (%s): %s%s", group.group_id, verdict.reason, verdict.numbers, why or ""

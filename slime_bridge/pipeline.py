@@ -17,12 +17,14 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from slime_bridge.batch import DeliveredGroup, DrawnGroup, Report, Step
 from slime_bridge.callbacks import CallbackListener
 from slime_bridge.client import PolarClient, connection_limits
 from slime_bridge.collect import CollectEvent, CollectEventKind, Collector
 from slime_bridge.config import PolarSlimeConfig
 from slime_bridge.errors import BridgeError, PolarOutageError, SubmitRejectedError, TransportError
-from slime_bridge.group_flow import DeliveredGroup, DrawnGroup, GroupFlow, Report, Step, failure_reason
+from slime_bridge.filters import TrainerFilters
+from slime_bridge.group_flow import GroupFlow, failure_reason
 from slime_bridge.group_task import GroupRunner, PromptGroup, TaskBuilder
 from slime_bridge.journal import EventLog
 from slime_bridge.retry import Fuse
@@ -46,6 +48,8 @@ class Pipeline:
         The configuration.
     builder
         Makes task requests.
+    filters
+        The trainer's own.
     journal
         Notes every event.
     startup_timeout
@@ -65,13 +69,15 @@ class Pipeline:
         self,
         config: PolarSlimeConfig,
         builder: TaskBuilder,
+        filters: TrainerFilters,
         journal: EventLog,
         *,
         startup_timeout: float,
         on_ready: Callable[[], None],
         on_move: Callable[[], None],
     ) -> None:
-        self.flow = GroupFlow(config, journal)
+        self.flow = GroupFlow(config, journal, keep_samples=filters.wants_all_samples)
+        self._filters = filters
         self._config = config
         self._builder = builder
         self._journal = journal
@@ -177,6 +183,7 @@ class Pipeline:
                     journal=self._journal,
                     stamp=self.flow.stamp,
                     on_event=self._on_event,
+                    filters=self._filters,
                 )
                 self._on_ready()
                 tasks.start_soon(self._watch_outages, name="outage watch")

@@ -14,13 +14,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_bridge import _slime
-from slime_bridge.batch import Batch
+from slime_bridge.batch import Batch, Report
 from slime_bridge.config import PolarSlimeConfig, require_reward_key, resolve_polar_slime_config
 from slime_bridge.evaluation import run_evaluation
-from slime_bridge.group_flow import Report
 from slime_bridge.journal import EventLog, NullJournal, open_journal
 from slime_bridge.metrics import rollout_metrics
 from slime_bridge.tracking import Tracker, WandbTracker
+from slime_bridge.weight_barrier import (
+    open_all,
+    open_stray_gates,
+    pause_for_weight_update,
+    resume_after_weight_update,
+)
 from slime_bridge.worker import PolarWorker
 
 __all__ = ["generate_rollout_polar_async", "get_global_async_worker", "stop_global_worker"]
@@ -62,6 +67,7 @@ def generate_rollout_polar_async(
     """
     config = resolve_polar_slime_config(args)
     train_output, eval_output = _slime.rollout_output_classes()
+    resume_after_weight_update(config)
     if evaluation:
         worker = _workers.find(data_source, config)
         journal = worker.journal if worker is not None else NullJournal()
@@ -70,6 +76,9 @@ def generate_rollout_polar_async(
         )
         return eval_output(data=data, metrics=metrics)
     require_reward_key(args, config)
+    if _workers.find(data_source, config) is None:
+        # No push is under way yet; a gate that a killed run left closed would hold every agent of this one.
+        open_stray_gates(config)
     worker = _workers.get(args, data_source, config)
     batch, report = worker.collect(rollout_id)
     _warn_about_losses(batch)
@@ -94,9 +103,16 @@ def get_global_async_worker(args: Any, data_source: Any) -> PolarWorker:
 def stop_global_worker() -> None:
     """Stop every worker of this process: within about two seconds each, whatever their servers do.
 
-    Unfinished prompts go back to their data sources. Harmless without any worker.
+    Unfinished prompts go back to their data sources, and gates that this process closed are opened. Harmless
+    without any worker.
     """
     _workers.stop_all()
+    open_all()
+
+
+# For trainers that call the pair on the rollout function itself.
+for _step in (pause_for_weight_update, resume_after_weight_update):
+    setattr(generate_rollout_polar_async, _step.__name__, _step)
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +171,7 @@ def _metrics(batch: Batch, report: Report, journal: EventLog) -> dict[str, float
             ledger=ledger,
             window=report.window.decisions,
             counters={**report.window.counters, "journal_dropped_records": journal.dropped},
+            filter_drops=report.window.filter_drops,
             wait_seconds=batch.wait_seconds,
         )
         journal.record("rollout_summary", rollout_id=batch.rollout_id, metrics=metrics, ledger=ledger)

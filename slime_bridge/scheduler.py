@@ -247,21 +247,9 @@ class Scheduler(Generic[P, R]):
     def requeue(self, group_id: int, *, reason: str, error: str, ready_at: float, counted: bool) -> bool:
         """Put a group back into the queue after a failure that says nothing about its content.
 
-        Parameters
-        ----------
-        group_id
-            A group in flight.
-        reason, error
-            The short word and the full text of the failure.
-        ready_at
-            Seconds; not admitted before.
-        counted
-            Whether the failure counts against this prompt. An outage does not.
-
-        Returns
-        -------
-        bool
-            False when this was the last attempt and the prompt is given up.
+        `reason` and `error` are the short word and the full text. The group is not admitted before `ready_at`
+        (seconds). A failure that is `counted` counts against this prompt; an outage does not. The result is
+        False when this was the last attempt and the prompt is given up.
         """
         group = self._live[GroupState.IN_FLIGHT][group_id]
         group.last_error = error
@@ -326,6 +314,10 @@ class Scheduler(Generic[P, R]):
         for group in handed:
             self._move(group, GroupState.DELIVERED)
         return len(handed)
+
+    def drop(self, group_id: int, reason: str) -> None:
+        """Reject a group that was handed out, without a replacement in this batch."""
+        self._move(self._live[GroupState.HANDED][group_id], GroupState.REJECTED, reason)
 
     # The end
 

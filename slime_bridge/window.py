@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from slime_bridge.group_task import JudgedGroup, PromptGroup
 from slime_bridge.groups import Delivery
@@ -30,11 +31,14 @@ class WindowFacts:
         How many groups were judged in it, and its length.
     counters
         Further counts by metric name without ``polar/``.
+    filter_drops
+        Groups dropped by Slime's dynamic filter, by the reason it gave.
     """
 
     rejected: list[GroupFacts]
     decisions: DecisionWindow
     counters: dict[str, float]
+    filter_drops: dict[str, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +47,21 @@ class RolloutWindow:
 
     Parameters
     ----------
-    counters
+    keep_samples
+        Whether the samples of rejected groups are kept until the window closes.
+
+    Attributes
+    ----------
+    counters : Counter of str
         Counts by metric name without ``polar/``; add to them freely.
+    rejected_samples : list of list of Sample
+        One list per rejected group, with `keep_samples`.
     """
 
-    counters: Counter[str] = field(default_factory=Counter)
+    keep_samples: bool = False
+    counters: Counter[str] = field(default_factory=Counter, init=False)
+    rejected_samples: list[list[Any]] = field(default_factory=list, init=False)
+    _filter_drops: Counter[str] = field(default_factory=Counter, init=False)
     _rejected: list[GroupFacts] = field(default_factory=list, init=False)
     _accepted: int = field(default=0, init=False)
     _opened_at: float = field(default=math.nan, init=False)
@@ -57,8 +71,12 @@ class RolloutWindow:
         """Count a group that was judged good enough."""
         self._accepted += 1
 
-    def reject(self, judged: JudgedGroup | None, reason: str) -> None:
+    def reject(self, judged: JudgedGroup | None, reason: str, filter_reason: str | None = None) -> None:
         """Count a rejected group; None for one whose result was not waited for."""
+        if filter_reason:
+            self._filter_drops[filter_reason] += 1
+        if judged is not None and self.keep_samples:
+            self.rejected_samples.append(judged.conversion.samples)
         sessions = judged.conversion.sessions if judged is not None else []
         seconds = judged.seconds if judged is not None else None
         self._rejected.append(GroupFacts(sessions, reason=reason, seconds=seconds))
@@ -78,8 +96,9 @@ class RolloutWindow:
             rejected=self._rejected,
             decisions=DecisionWindow(self._accepted, len(self._rejected), now - self._opened_at),
             counters={**grown, **self.counters},
+            filter_drops=dict(self._filter_drops),
         )
-        self.counters = Counter()
+        self.counters, self._filter_drops, self.rejected_samples = Counter(), Counter(), []
         self._rejected, self._accepted, self._opened_at = [], 0, now
         self._totals = dict(totals)
         return facts

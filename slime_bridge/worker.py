@@ -34,10 +34,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from slime_bridge.batch import Batch
+from slime_bridge.batch import Batch, Report, Step
 from slime_bridge.config import PolarSlimeConfig
 from slime_bridge.errors import BridgeError, DataSourceExhaustedError, WorkerError, WorkerStoppedError
-from slime_bridge.group_flow import Report, Step
+from slime_bridge.filters import TrainerFilters
 from slime_bridge.group_task import PromptGroup, TaskBuilder
 from slime_bridge.groups import GroupState, SchedulerCounts
 from slime_bridge.journal import EventLog, NullJournal
@@ -97,6 +97,7 @@ class PolarWorker:
         self.journal = journal if journal is not None else NullJournal()
         self._progress_interval = progress_interval
         builder = TaskBuilder(config, args)
+        self._filters = TrainerFilters(config, args)
         self._rollout_id = 0
         self._source = PromptSource(
             data_source, lambda group: builder.check(group, rollout_id=self._rollout_id, position=0)
@@ -106,6 +107,7 @@ class PolarWorker:
         self._pipeline = Pipeline(
             config,
             builder,
+            self._filters,
             self.journal,
             startup_timeout=_STARTUP_SECONDS if startup_timeout is None else startup_timeout,
             on_ready=self._ready.set,
@@ -193,7 +195,8 @@ class PolarWorker:
         self._rollout_id = rollout_id
         try:
             self._in_loop(self._pipeline.begin, rollout_id, wanted)
-            batch = self._wait(rollout_id, wanted)
+            batch = self._pruned(self._wait(rollout_id, wanted))
+            self._filters.finish(batch.groups, self._pipeline.flow.window.rejected_samples, self.data_source)
             if finish is not None:
                 finish(batch)
             self._source.delivered(batch.group_indices, rollout_id)
@@ -215,9 +218,7 @@ class PolarWorker:
                     # A batch that was ready when the call came: the window is filled up all the same, so that
                     # work goes on while the trainer trains. Having no prompt left is the next call's trouble.
                     self._source.draw(step.draw, self._take)
-                batch = Batch(rollout_id, step.batch, time.monotonic() - began)
-                batch.annotate()
-                return batch
+                return Batch(rollout_id, step.batch, time.monotonic() - began)
             now = time.monotonic()
             if step.draw and (now >= redraw_at or not step.pending):
                 if self._source.draw(step.draw, self._take):
@@ -230,6 +231,18 @@ class PolarWorker:
                 interval = min(2 * interval, _LAST_PROGRESS)
                 next_progress = now + interval
             self._moved.wait(min(next_progress - now, _REDRAW_SECONDS if step.draw else _LAST_PROGRESS))
+
+    def _pruned(self, batch: Batch) -> Batch:
+        """Annotate a batch and leave out what the trainer's settings prune."""
+        batch.annotate()
+        sessions = [delivery.result.conversion.sessions for delivery in batch.deliveries]
+        surplus = self._filters.surplus(sessions, batch.rollout_id)
+        if not surplus:
+            return batch
+        dropped = [(batch.deliveries[number], verdict) for number, verdict in surplus.items()]
+        self._in_loop(self._pipeline.flow.prune, dropped)
+        kept = [delivery for number, delivery in enumerate(batch.deliveries) if number not in surplus]
+        return Batch(batch.rollout_id, kept, batch.wait_seconds)
 
     def _take(self, groups: Sequence[PromptGroup], taken: Callable[[], None]) -> None:
         def add() -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 
+import httpx
 import pytest
 
 from analysis.lab.polar_server.testing import Fault, FaultScript, SessionProfile, serve_polar
@@ -304,3 +305,30 @@ def test_no_server_is_an_error_that_names_the_url(monkeypatch):
     monkeypatch.setattr("slime_bridge.worker._STARTUP_SECONDS", 0.5)
     with pytest.raises(PolarOutageError, match=r"127\.0\.0\.1:9"):
         generate_rollout_polar_async(make_args("http://127.0.0.1:9"), 0, Source())
+
+
+class TestGates:
+    def test_pair_for_weight_pushes_is_on_the_function(self):
+        """Trainers that call it find it there; a push left unfinished does not hold the next rollout."""
+        with serve_polar(QUICK, gateways=2) as polar:
+            args, source = make_args(polar.url), Source()
+            generate_rollout_polar_async(args, 0, source)
+            generate_rollout_polar_async.pause_for_weight_update(args)
+            assert all(gateway.paused for gateway in polar.gateways.values())
+            generate_rollout_polar_async.resume_after_weight_update(args)
+            assert not any(gateway.paused for gateway in polar.gateways.values())
+            generate_rollout_polar_async.pause_for_weight_update(args)
+            generate_rollout_polar_async(args, 1, source)
+            assert not any(gateway.paused for gateway in polar.gateways.values())
+            generate_rollout_polar_async.pause_for_weight_update(args)
+            stop_global_worker()
+            assert not any(gateway.paused for gateway in polar.gateways.values())
+
+    def test_gates_that_a_killed_run_left_closed_are_opened_at_the_start(self):
+        """A new process remembers nothing; it asks the gateways."""
+        with serve_polar(QUICK, gateways=2) as polar:
+            for gateway in polar.gateways.values():
+                httpx.post(f"{gateway.url}/admin/inference/pause", json={}, trust_env=False)
+            assert any(gateway.paused for gateway in polar.gateways.values())
+            generate_rollout_polar_async(make_args(polar.url), 0, Source())
+            assert not any(gateway.paused for gateway in polar.gateways.values())

@@ -97,8 +97,8 @@ class Schedules(RuleBasedStateMachine):
         self.admit(limit)
 
     @precondition(lambda self: not self.closed and self.wanted)
-    @rule(commit=st.sampled_from([True, True, True, False]))
-    def collect(self, commit):
+    @rule(commit=st.sampled_from([True, True, True, False]), pruned=st.sampled_from([0, 0, 0, 1, 2]))
+    def collect(self, commit, pruned):
         for group, staleness in self.scheduler.reject_stale("too_stale"):
             assert staleness == self.rollout_id - self.versions[group.group_id] > self.limits["max_staleness"]
             self.flying.pop(group.group_id, None)
@@ -115,9 +115,13 @@ class Schedules(RuleBasedStateMachine):
             assert delivery.staleness == self.rollout_id - version <= self.limits["max_staleness"]
             assert delivery.staleness == delivery.staleness_in_flight + delivery.staleness_in_queue
             assert delivery.result == f"result of {delivery.group.prompt}"
+        for delivery in batch[:pruned]:
+            self.scheduler.drop(delivery.group.group_id, "all_wrong")
+            self.accepted.remove(delivery.group.group_id)
+            self.finish(delivery.group, "rejected")
         if commit:
-            assert self.scheduler.commit() == self.wanted
-            for delivery in batch:
+            assert self.scheduler.commit() == len(batch[pruned:])
+            for delivery in batch[pruned:]:
                 self.finish(delivery.group, "delivered")
                 self.delivered.append(delivery.group.group_id)
                 self.accepted.remove(delivery.group.group_id)
