@@ -50,7 +50,9 @@ class EvalDataset:
         return {**(metadata or {}), **self.metadata_overrides}
 
 
-def polar_keys(settings: LabSettings, folder: RunFolder, *, rollout_url: str) -> dict[str, Any]:
+def polar_keys(
+    settings: LabSettings, folder: RunFolder, *, rollout_url: str, session_timeout: float
+) -> dict[str, Any]:
     """Return the bridge's own keys.
 
     Parameters
@@ -59,6 +61,8 @@ def polar_keys(settings: LabSettings, folder: RunFolder, *, rollout_url: str) ->
         The run.
     rollout_url
         Base URL of the rollout server.
+    session_timeout
+        Seconds that a session may take.
     """
     return {
         "polar_rollout_url": rollout_url,
@@ -70,15 +74,15 @@ def polar_keys(settings: LabSettings, folder: RunFolder, *, rollout_url: str) ->
         # A weight push leaves the engine's running requests alone, so no turn is ever cut short by one.
         "polar_aborted_turns": "keep",
         "polar_outage_timeout": 60.0,
-        "polar_task_template": task_template(settings),
+        "polar_task_template": task_template(settings, session_timeout),
     }
 
 
-def task_template(settings: LabSettings) -> dict[str, Any]:
+def task_template(settings: LabSettings, session_timeout: float) -> dict[str, Any]:
     """Return what each task request looks like before its placeholders are filled in."""
     troubles = settings.troubles
     return {
-        "timeout_seconds": troubles.session_timeout,
+        "timeout_seconds": session_timeout,
         "agent": {
             "harness": "lab_tool_agent",
             "model_name": "lab-policy",

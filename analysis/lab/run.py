@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import platform
 import shutil
 import sys
+from argparse import Namespace
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict, is_dataclass
@@ -34,7 +36,7 @@ from analysis.lab.summary import Summary, format_summary, summarise
 from analysis.lab.task_shelf import ShelfTask
 from analysis.lab.tasks import write_prompts
 from analysis.lab.trainer import Trainer
-from analysis.lab.training import TrainingLoop
+from analysis.lab.training import Evaluation, TrainingLoop
 from analysis.lab.warm_start import WarmStartRecipe, copy_checkpoint, warm_start
 from slime_bridge.data_source import CeilEpochRolloutDataSourceWithBuffer
 from slime_bridge.rollout import stop_global_worker
@@ -45,6 +47,13 @@ logger = logging.getLogger(__name__)
 
 HELD_OUT_SEEDS = 500_000_000
 """Episode seeds of held-out questions start here; training questions start at 0."""
+
+UNMEASURED_TIMEOUT = 30.0
+"""Seconds that a session may take until the first evaluation has shown how fast this machine is."""
+
+TIMEOUT_FACTOR = 6.0
+SHORTEST_TIMEOUT = 4.0
+"""A session may take so many times the median of the first evaluation, and at least so many seconds."""
 
 _TOKENIZER_FILES = ("tokenizer*", "chat_template*", "special_tokens_map.json", "vocab.json", "merges.txt")
 
@@ -115,14 +124,15 @@ def _with_resources(
         args=args,
         source=CeilEpochRolloutDataSourceWithBuffer(args),
         policy=policy,
-        trainer=Trainer(policy, settings.train),
+        trainer=Trainer(policy, settings.train, total_steps=settings.rollouts),
         folder=folder,
         push_weights=stack.push_weights,
         check=interrupts.check,
     )
     loop.push(0)
     with shown_warnings(progress):
-        _evaluate(loop, 0, "before", settings, progress)
+        evaluation = _evaluate(loop, 0, "before", settings, progress)
+        _configure(args, settings, folder, stack, _session_timeout(settings, evaluation))
         progress.stage(f"training on {settings.rollouts} rollouts of {_batch(settings)}")
         with progress.task("rollout", settings.rollouts, every_step=True) as task:
             loop.run(task)
@@ -131,12 +141,27 @@ def _with_resources(
     with shown_warnings(progress):
         _evaluate(loop, settings.rollouts, "after", settings, progress)
     copy_checkpoint(live, folder.checkpoint / "final")
+    progress.stage("stopping engine, router and rollout server")
 
 
-def _evaluate(loop: TrainingLoop, updates: int, when: str, settings: LabSettings, progress: Progress) -> None:
-    if settings.eval_prompts:
-        progress.stage(f"asking {settings.eval_prompts} held-out questions {when} training")
-        progress.stage(f"held-out reward {loop.evaluate(updates):.3f}")
+def _evaluate(
+    loop: TrainingLoop, updates: int, when: str, settings: LabSettings, progress: Progress
+) -> Evaluation | None:
+    if not settings.eval_prompts:
+        return None
+    progress.stage(f"asking {settings.eval_prompts} held-out questions {when} training")
+    evaluation = loop.evaluate(updates)
+    progress.stage(f"held-out reward {evaluation.reward:.3f}")
+    return evaluation
+
+
+def _session_timeout(settings: LabSettings, evaluation: Evaluation | None) -> float:
+    """Return the timeout that the settings name, else one that suits the speed of this machine."""
+    if settings.troubles.session_timeout is not None:
+        return settings.troubles.session_timeout
+    if evaluation is None or math.isnan(evaluation.session_seconds):
+        return UNMEASURED_TIMEOUT
+    return round(max(SHORTEST_TIMEOUT, TIMEOUT_FACTOR * evaluation.session_seconds), 1)
 
 
 def _batch(settings: LabSettings) -> str:
@@ -162,22 +187,31 @@ def _initial_policy(settings: LabSettings, folder: RunFolder, progress: Progress
     return CheckpointPolicy(initial)
 
 
-def _prepare(settings: LabSettings, folder: RunFolder, stack: Stack) -> Any:
-    """Write the data sets and the configuration, and return the trainer's namespace."""
+def _prepare(settings: LabSettings, folder: RunFolder, stack: Stack) -> Namespace:
+    """Write the data sets, and return the trainer's namespace for a machine of unknown speed."""
     task = ShelfTask()
     questions = settings.rollouts * settings.rollout_batch_size * 2
     first = settings.seed * 1_000_000
     write_prompts(folder.prompts / "train.jsonl", task, range(first, first + questions))
     first += HELD_OUT_SEEDS
     write_prompts(folder.prompts / "held_out.jsonl", task, range(first, first + settings.eval_prompts))
-    polar = polar_keys(settings, folder, rollout_url=stack.rollout_url)
-    write_polar_config(folder, polar)
-    args = trainer_arguments(
+    polar = polar_keys(
+        settings, folder, rollout_url=stack.rollout_url, session_timeout=_session_timeout(settings, None)
+    )
+    return trainer_arguments(
         settings, folder, polar=polar, router_host=stack.router_host, router_port=stack.router_port
     )
+
+
+def _configure(
+    args: Namespace, settings: LabSettings, folder: RunFolder, stack: Stack, session_timeout: float
+) -> None:
+    """Set what the first evaluation decided, and write down the configuration that training runs with."""
+    polar = polar_keys(settings, folder, rollout_url=stack.rollout_url, session_timeout=session_timeout)
+    vars(args).update(polar)
+    write_polar_config(folder, polar)
     content = {"settings": settings.to_dict(), "versions": _versions(), "args": vars(args)}
     write_text(folder.config, json.dumps(content, indent=2, default=_plain) + "\n")
-    return args
 
 
 def _plain(value: Any) -> Any:

@@ -23,6 +23,9 @@ class TrainerSettings:
         Of AdamW, after the ramp.
     ramp_steps
         Linear ramp of the learning rate: the full rate on cold moments makes the reward dip.
+    final_fraction
+        The rate falls linearly to this fraction of itself at the last step: late in the run gradients are
+        small and noisy, and Adam would still take full steps.
     betas, weight_decay
         Of AdamW.
     max_grad_norm
@@ -37,6 +40,7 @@ class TrainerSettings:
 
     learning_rate: float = 2e-3
     ramp_steps: int = 5
+    final_fraction: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
@@ -51,6 +55,8 @@ class TrainerSettings:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}")
         if self.micro_batch_size < 1 or self.ramp_steps < 0:
             raise ValueError("micro_batch_size must be >= 1 and ramp_steps >= 0")
+        if not 0 < self.final_fraction <= 1:
+            raise ValueError(f"final_fraction must be above 0 and at most 1, got {self.final_fraction!r}")
         if not 0 <= self.eps_clip < 1 or self.eps_clip_high < 0:
             raise ValueError("eps_clip must be in [0, 1) and eps_clip_high >= 0")
 
@@ -68,19 +74,22 @@ class AgentTroubles:
     failure_rate
         Chance that a session's agent dies with an error.
     session_timeout
-        Seconds after which the rollout server ends a session, counted from the start of its sandbox.
+        Seconds after which the rollout server ends a session, counted from the start of its sandbox. None
+        measures: a multiple of what sessions of the first evaluation take on this machine, so that on a slow
+        one the tail is cut and not the bulk.
     """
 
     tool_latency_median: float = 0.015
     tool_latency_sigma: float = 2.2
     failure_rate: float = 0.04
-    session_timeout: float = 10.0
+    session_timeout: float | None = None
 
     def __post_init__(self) -> None:
         _check_range("tool_latency_median", self.tool_latency_median, 0.0, 60.0)
         _check_range("tool_latency_sigma", self.tool_latency_sigma, 0.0, 5.0)
         _check_range("failure_rate", self.failure_rate, 0.0, 1.0)
-        _check_range("session_timeout", self.session_timeout, 0.5, 3600.0)
+        if self.session_timeout is not None:
+            _check_range("session_timeout", self.session_timeout, 0.5, 3600.0)
 
 
 @dataclass(frozen=True)

@@ -102,12 +102,17 @@ class Trainer:
         What is trained.
     settings
         Hyper-parameters.
+    total_steps
+        Number of steps over which the learning rate falls; None keeps it constant after the ramp.
     """
 
-    def __init__(self, policy: Policy, settings: TrainerSettings | None = None) -> None:
+    def __init__(
+        self, policy: Policy, settings: TrainerSettings | None = None, *, total_steps: int | None = None
+    ) -> None:
         self.policy = policy
         self.settings = settings or TrainerSettings()
         self.steps = 0
+        self._total_steps = total_steps
         self._parameters = list(policy.parameters())
         self._optimizer = torch.optim.AdamW(
             self._parameters,
@@ -119,7 +124,11 @@ class Trainer:
     def learning_rate(self) -> float:
         """Return the rate of the next step."""
         ramp = self.settings.ramp_steps
-        return self.settings.learning_rate * (min(1.0, (self.steps + 1) / ramp) if ramp else 1.0)
+        rate = self.settings.learning_rate * (min(1.0, (self.steps + 1) / ramp) if ramp else 1.0)
+        if self._total_steps is None:
+            return rate
+        done = min(1.0, self.steps / max(1, self._total_steps - 1))
+        return rate * (1.0 - (1.0 - self.settings.final_fraction) * done)
 
     def step(self, batch: TrainBatch) -> TrainStep:
         """Train on one rollout.

@@ -7,10 +7,12 @@ updates old. Knows the engine only as something that takes weights.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from analysis.errors import LabError
@@ -24,10 +26,27 @@ from analysis.lab.run_folder import RunFolder
 from analysis.lab.train_batch import make_train_batch
 from analysis.lab.trainer import Trainer
 from slime_bridge.rollout import generate_rollout_polar_async
+from slime_bridge.sample_view import polar_metadata
 
-__all__ = ["TrainingLoop"]
+__all__ = ["Evaluation", "TrainingLoop"]
 
 PushWeights = Callable[[Path, str], None]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation came to.
+
+    Attributes
+    ----------
+    reward
+        Mean over its usable sessions; NaN without any.
+    session_seconds
+        Median duration of its sessions on the rollout server; NaN where none says.
+    """
+
+    reward: float
+    session_seconds: float
 
 
 @dataclass
@@ -83,7 +102,7 @@ class TrainingLoop:
         self.push_weights(live, str(version))
         return time.monotonic() - started
 
-    def evaluate(self, rollout_id: int) -> float:
+    def evaluate(self, rollout_id: int) -> Evaluation:
         """Ask the held-out questions through the evaluation path.
 
         Parameters
@@ -93,8 +112,8 @@ class TrainingLoop:
 
         Returns
         -------
-        float
-            Mean reward of the usable sessions.
+        Evaluation
+            The mean reward and how long sessions took.
         """
         started = time.monotonic()
         output = generate_rollout_polar_async(self.args, rollout_id, self.source, evaluation=True)
@@ -114,7 +133,7 @@ class TrainingLoop:
             "perf/eval_time": time.monotonic() - started,
         }
         append_json_line(self.folder.metrics, record)
-        return float(record["lab/reward_mean"])
+        return Evaluation(float(record["lab/reward_mean"]), _session_seconds(samples))
 
     def _rollout(self, rollout_id: int) -> dict[str, Any]:
         started = time.monotonic()
@@ -144,3 +163,15 @@ class TrainingLoop:
             "perf/update_weights_time": pushed,
             "perf/step_time": time.monotonic() - started,
         }
+
+
+def _session_seconds(samples: Sequence[Any]) -> float:
+    """Median of the stage times' sums over sessions, in seconds."""
+    totals = {}
+    for sample in samples:
+        timing = polar_metadata(sample).get("timing") or {}
+        stages = [timing.get(f"{stage}_ms") for stage in ("init", "ready_queue", "run", "postrun")]
+        known = [value for value in stages if isinstance(value, int | float)]
+        if known:
+            totals[sample.session_id] = sum(known) / 1000.0
+    return median(totals.values()) if totals else math.nan

@@ -60,6 +60,7 @@ def test_troubles_are_checked_too(change: dict[str, float]) -> None:
         {"eps_clip": 1.0},
         {"temperature": float("nan")},
         {"ramp_steps": -1},
+        {"final_fraction": 0.0},
     ],
 )
 def test_hyper_parameters_that_make_no_sense_are_refused(change: dict[str, float]) -> None:

@@ -215,6 +215,16 @@ def test_learning_rate_ramps_up() -> None:
     assert Trainer(model, TrainerSettings(ramp_steps=0)).learning_rate() == 2e-3
 
 
+def test_learning_rate_falls_to_its_final_fraction() -> None:
+    """Over the announced steps the rate falls linearly, and stays at the final fraction beyond them."""
+    model = TinyModel()
+    settings = TrainerSettings(learning_rate=1e-3, ramp_steps=0, final_fraction=0.2)
+    trainer = Trainer(model, settings, total_steps=5)
+    rates = [trainer.step(_batch(model)).metrics["train/lr-pg_0"] for _ in range(6)]
+    assert rates == pytest.approx([1e-3, 0.8e-3, 0.6e-3, 0.4e-3, 0.2e-3, 0.2e-3])
+    assert Trainer(model, settings, total_steps=1).learning_rate() == 1e-3
+
+
 def test_success_becomes_more_likely() -> None:
     """Steps on one batch raise the probability of what was good and lower that of what was bad."""
     model = TinyModel()
