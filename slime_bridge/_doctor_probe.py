@@ -18,7 +18,7 @@ from slime_bridge.callbacks import CallbackHandle, CallbackListener
 from slime_bridge.client import PolarClient
 from slime_bridge.config import PolarSlimeConfig
 from slime_bridge.conversion_types import SessionReason
-from slime_bridge.errors import BridgeError, CallbackBindError
+from slime_bridge.errors import BridgeError, CallbackBindError, SubmitRejectedError, TaskConflictError
 from slime_bridge.group_conversion import SessionOutcome, convert_group
 from slime_bridge.protocol import TaskPayload, decode_task_payload, encode_task_request, task_is_over
 
@@ -110,9 +110,9 @@ async def _follow(
 
     if handle is not None:
         handle.on_delivery = arrived
-    await client.submit(body)
-    pause = 0.1
+    pause, taken = 0.1, True
     try:
+        await client.submit(body)
         while (now := time.monotonic() - started) < timeout:
             if outcome.polled is None:
                 await _poll(client, task_id, outcome, started)
@@ -125,8 +125,11 @@ async def _follow(
                 break
             await anyio.sleep(pause)
             pause = min(2.0, 1.3 * pause) if outcome.polled is None else 0.1
+    except (SubmitRejectedError, TaskConflictError):
+        taken = False
+        raise
     finally:
-        if outcome.polled is None:
+        if taken and outcome.polled is None:
             # Also after an interrupt: nobody waits for this task any more.
             with anyio.move_on_after(_CANCEL_SECONDS, shield=True):
                 await _cancel(client, task_id, outcome)

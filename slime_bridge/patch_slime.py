@@ -24,7 +24,7 @@ from slime_bridge.errors import PatchRefusedError
 
 __all__ = ["PatchResult", "PatchState", "apply_patch", "check_patch", "revert_patch"]
 
-_VERSION = re.compile(r"^\s*version\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
+_VERSION = re.compile(r"\bversion\s*=\s*[\"']([^\"']+)[\"']")
 
 
 class PatchState(StrEnum):

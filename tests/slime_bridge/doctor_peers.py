@@ -1,4 +1,4 @@
-"""Peers of the doctor: an engine that gives token ids only when it is asked in so many words, and an agent."""
+"""Peers of the doctor: an engine that gives token ids only when asked in so many words, and an agent."""
 
 from __future__ import annotations
 
