@@ -167,7 +167,12 @@ GROUP_COLUMNS: tuple[Column, ...] = (
         ("submitted_at", "first submission", "combine=min"),
         ("result_at", "last result", "combine=max"),
         ("judged_at", "verdict on its content", "combine=max"),
-        ("ended_at", "delivered, rejected, returned, abandoned or given up", "combine=max"),
+        (
+            "ended_at",
+            "delivered, rejected, returned, abandoned or given up",
+            "combine=max",
+            "sources=journal rejected",
+        ),
     ),
     *integers(
         "journal rollout_dump polar",
@@ -177,7 +182,7 @@ GROUP_COLUMNS: tuple[Column, ...] = (
         ("rollout_step", "rollout that the group was submitted for", "unit=id"),
     ),
     *integers(
-        "journal rollout_dump",
+        "journal rollout_dump rejected",
         "rollouts",
         "not delivered, or nobody kept account",
         ("staleness", "rollout that took it minus its policy version"),

@@ -161,7 +161,10 @@ METRIC_COLUMNS: tuple[Column, ...] = (
     *floats("metrics journal wandb", "", "recorded as missing, or no number", ("value", "its value")),
     *texts("metrics journal wandb", "text", "it is a number", ("text", "a value that is no number")),
     *texts(
-        "derived", "name", "not one of the bridge's own metrics", ("unit", "unit, from the metrics catalogue")
+        "metrics journal wandb",
+        "name",
+        "not one of the bridge's own metrics",
+        ("unit", "from the metrics catalogue"),
     ),
     *integers(
         "wandb metrics",

@@ -119,10 +119,10 @@ _OUTCOME = (
         ("detail", "the reason in words", "unit=text"),
     ),
     *texts(
-        "derived",
+        "derived rollout_dump rejected",
         "name",
         "the group's fate is unknown or still open",
-        ("group_state", "how its group ended", "sources=derived"),
+        ("group_state", "how its group ended"),
         ("reject_reason", "why its group was rejected", "missing=not rejected"),
     ),
 )
@@ -158,7 +158,7 @@ _REWARD = (
         ("reward_discarded", "the server replaced the evaluator's reward"),
     ),
     *floats(
-        "train_dump",
+        "derived",
         "advantage",
         "not in a train dump: rejected, dropped by the trainer, or no dump",
         ("advantage_raw", "post-processed reward that the trainer was handed; mean over its traces"),
