@@ -1,1 +1,32 @@
-"""Load, explain and drive rollout runs: frames, statistics, figures, and a small embedded stack to run them on."""
+"""Load, explain and drive rollout runs: frames, statistics, figures, and a small stack to run them on.
+
+::
+
+    import analysis
+
+    run = analysis.load("runs/lab")
+    run.sessions()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from analysis.loading import load
+    from analysis.run import Run
+
+__all__ = ["Run", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: importing the package must not cost what pandas and PyArrow cost.
+    if name == "load":
+        from analysis.loading import load
+
+        return load
+    if name == "Run":
+        from analysis.run import Run
+
+        return Run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from analysis._columns import Column
 from analysis._identity import Ints
+from analysis._tables import one_array, take_table
 
 __all__ = ["SOURCE_COLUMN", "coalesce"]
 
@@ -45,13 +46,13 @@ def coalesce(table: pa.Table, entity: Ints, columns: Sequence[Column], sources: 
     sizes = np.bincount(entity, minlength=count)
     alone = np.flatnonzero(sizes[entity] == 1)
     several = np.flatnonzero(sizes[entity] > 1)
-    plain = _plain(table.take(alone) if len(several) else table, columns, sources)
+    plain = _plain(take_table(table, alone), columns, sources)
     if not len(several):
-        return plain if (np.diff(entity) > 0).all() else plain.take(np.argsort(entity, kind="stable"))
+        return take_table(plain, np.argsort(entity, kind="stable"))
     numbers, local = np.unique(entity[several], return_inverse=True)
     joined = _joined(table.take(several), local.reshape(-1).astype(np.int64), columns, sources)
-    both = pa.concat_tables([plain, joined]).combine_chunks()
-    return both.take(np.argsort(np.r_[entity[alone], numbers], kind="stable"))
+    both = pa.concat_tables([plain, joined])
+    return take_table(both, np.argsort(np.r_[entity[alone], numbers], kind="stable"))
 
 
 def _plain(table: pa.Table, columns: Sequence[Column], sources: Sequence[str]) -> pa.Table:
@@ -79,9 +80,7 @@ def _joined(table: pa.Table, entity: Ints, columns: Sequence[Column], sources: S
     for column in columns:
         if column.name in ("sources", "conflicts"):
             continue
-        values = table.column(column.name).combine_chunks()
-        if isinstance(values, pa.ChunkedArray):
-            values = pa.concat_arrays(values.chunks)
+        values = one_array(table.column(column.name))
         picks = _picks(values, entity, source, count, column, sources)
         arrays[column.name] = _pick_values(values, picks, entity, source, count, column)
         if column.name not in _NEVER_COMPARED and len(picks) > 1:

@@ -12,23 +12,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis._identity import Ints, find
+from analysis._identity import Ints
 from analysis._link import Linked, unused_results
 from analysis._tables import (
     as_floats,
     as_integers,
+    counterparts,
     flags,
     floats,
     integers,
-    keys_together,
     known,
     one_array,
     set_columns,
     sums_by,
+    take_table,
 )
 from slime_bridge.advantages import LeaveOneTrajectoryOut, RewardBatch
 
 __all__ = [
+    "ROLLOUT_KEY",
     "derive_groups",
     "derive_rollouts",
     "derive_sessions",
@@ -39,6 +41,9 @@ __all__ = [
     "sort_rows",
     "trace_order",
 ]
+
+ROLLOUT_KEY = ("run", "evaluation", "rollout_id")
+"""What makes two rows belong to the same rollout."""
 
 _SORT_KEYS = {
     "rollout": ("run", "evaluation", "rollout_id"),
@@ -70,7 +75,7 @@ def sort_order(table: pa.Table, grain: str) -> Ints | None:
 def sort_rows(table: pa.Table, grain: str) -> pa.Table:
     """Return the rows in the order of their ids, numerically; missing ids last."""
     order = sort_order(table, grain)
-    return table if order is None else table.take(order)
+    return table if order is None else take_table(table, order)
 
 
 def trace_order(traces: Linked) -> Ints:
@@ -96,8 +101,7 @@ def _keep(table: pa.Table, **computed: pa.Array) -> pa.Table:
 def derive_traces(traces: pa.Table, rollouts: pa.Table) -> pa.Table:
     """Tell which traces were not trained on, where the train dump of their rollout is there."""
     dumped = rollouts.filter(rollouts.column("trained_traces").is_valid())
-    ours, theirs = keys_together(traces, dumped, (("run", "evaluation", "rollout_id"),))
-    left_out = (find(ours, theirs) >= 0) & ~known(traces, "trained")
+    left_out = (counterparts(traces, dumped, (ROLLOUT_KEY,)) >= 0) & ~known(traces, "trained")
     return _keep(traces, trained=pa.array(np.zeros(len(traces), bool), mask=~left_out))
 
 
@@ -204,8 +208,7 @@ def derive_groups(groups: pa.Table, sessions: Linked, traces: Linked) -> pa.Tabl
 def derive_rollouts(rollouts: pa.Table, groups: pa.Table, sessions: Linked) -> pa.Table:
     """Count and average over each rollout's groups and sessions."""
     count, table = len(rollouts), sessions.table
-    ours, theirs = keys_together(groups, rollouts, (("run", "evaluation", "rollout_id"),))
-    owner = find(ours, theirs)
+    owner = counterparts(groups, rollouts, (ROLLOUT_KEY,))
     accepted = flags(groups, "accepted")
     rejected = np.asarray(pc.fill_null(pc.equal(groups.column("state"), "rejected"), False).to_numpy(), bool)
     some = sums_by(owner, count) > 0

@@ -7,7 +7,7 @@ where several things share that key, it decides nothing. Works on Arrow columns;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,27 +75,33 @@ def with_occurrence(key: Ints, file: Ints) -> Ints:
     return np.where(key < 0, key, key * (int(repeated.max()) + 1) + repeated)
 
 
-def identify(keys: Sequence[Ints]) -> Ints:
+def identify(length: int, keys: Sequence[Callable[[], Ints]]) -> Ints:
     """Give every row the number of its entity, in order of first appearance.
 
     Parameters
     ----------
+    length
+        Number of rows.
     keys
-        One code per row for each key, in order of authority; -1 where the row lacks a part of the key. A row
-        that lacks all keys is an entity of its own.
+        In order of authority: gives one code per row; -1 where the row lacks a part of the key. Called only
+        if there are rows that earlier keys leave open. A row that lacks all keys is an entity of its own.
     """
-    if not keys:
-        raise ValueError("a table needs at least one key")
-    length = len(keys[0])
     entity = np.full(length, UNKNOWN, dtype=np.int64)
     count = 0
-    for level, key in enumerate(keys):
+    made: dict[int, Ints] = {}
+    for level in range(len(keys)):
+        if (entity != UNKNOWN).all():
+            break
+        for later in range(level, len(keys) if count else level + 1):
+            if later not in made:
+                made[later] = keys[later]()
+        key = made[level]
         waiting = (entity == UNKNOWN) & (key != UNKNOWN)
         if not waiting.any():
             continue
         if count:
-            for later in keys[level:]:
-                _join(entity, later, waiting & (entity == UNKNOWN))
+            for later in range(level, len(keys)):
+                _join(entity, made[later], waiting & (entity == UNKNOWN))
         fresh = np.flatnonzero(waiting & (entity == UNKNOWN))
         if len(fresh):
             numbers = _dense(key[fresh])

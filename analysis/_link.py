@@ -7,16 +7,18 @@ for, the group knows which rollout took it: so ids travel along these links unti
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis._identity import Ints, codes, find, identify
+from analysis._identity import Ints, codes, identify
 from analysis._tables import (
+    codes_of_both,
+    counterparts,
     fill,
     flags,
-    keys_together,
     known,
     one_array,
     set_columns,
@@ -62,9 +64,9 @@ def task_owners(events: pa.Table) -> pa.Table:
 
 def place_by_group(sessions: pa.Table, groups: pa.Table) -> pa.Table:
     """Give the journal's sessions the rollout of their group, which was not settled when they were noted."""
-    ours, theirs = keys_together(sessions, groups, _GROUP_KEYS[:1])
+    owner = counterparts(sessions, groups, _GROUP_KEYS[:1])
     names = ("rollout_id", "evaluation", "dataset", "group_index")
-    return fill(sessions, groups, find(ours, theirs), names, replace=True)
+    return fill(sessions, groups, owner, names, replace=True)
 
 
 def link_sessions(sessions: pa.Table, groups: pa.Table, tasks: pa.Table) -> Linked:
@@ -77,24 +79,26 @@ def link_sessions(sessions: pa.Table, groups: pa.Table, tasks: pa.Table) -> Link
     tasks
         From `task_owners`.
     """
-    ours, theirs = keys_together(sessions, tasks, (("run", "task_id"),))
-    by_task = find(ours, [_last_of_each(theirs[0])])
+    by_task = _last_task(sessions, tasks)
     sessions = fill(sessions, tasks, by_task, ("worker", "group", "group_index", "attempt", "evaluation"))
-    ours, theirs = keys_together(sessions, groups, _GROUP_KEYS)
-    owner = find(ours, theirs)
+    owner = counterparts(sessions, groups, _GROUP_KEYS)
     sessions = fill(sessions, groups, owner, _OUTER_IDS, replace=True)
     return Linked(_with_fate(sessions, groups, owner), owner)
 
 
-def _last_of_each(keys: Ints) -> Ints:
-    """Keep a repeated key (a record that was written twice) at its last row only."""
-    kept = np.full(len(keys), -1, dtype=np.int64)
-    if len(keys):
-        last = np.zeros(int(keys.max()) + 2, dtype=np.int64)
-        last[keys] = np.arange(len(keys))
-        rows = last[keys] == np.arange(len(keys))
-        kept[rows] = keys[rows]
-    return kept
+def _last_task(sessions: pa.Table, tasks: pa.Table) -> Ints:
+    """Find each session's task; of a record that was written twice the last one counts."""
+    if not len(tasks):
+        return np.full(len(sessions), -1, dtype=np.int64)
+    names = ("run", "task_id")
+    both = codes_of_both(
+        [one_array(sessions.column(name)) for name in names],
+        [one_array(tasks.column(name)) for name in names],
+    )
+    ours, theirs = both[: len(sessions)], both[len(sessions) :]
+    last = np.full(int(both.max(initial=0)) + 1, -1, dtype=np.int64)
+    last[theirs] = np.arange(len(theirs))
+    return np.where(ours < 0, -1, last[ours])
 
 
 def _with_fate(sessions: pa.Table, groups: pa.Table, owner: Ints) -> pa.Table:
@@ -139,7 +143,7 @@ def with_groups_of_sessions(sessions: Linked, groups: pa.Table) -> tuple[Linked,
         return sessions, groups
     table = sessions.table.take(orphans)
     keys = [
-        codes([table.column(name) for name in names])
+        partial(codes, [table.column(name) for name in names])
         for names in (
             ("run", "evaluation", "dataset", "rollout_id", "group_index"),
             ("run", "evaluation", "rollout_id", "group_index"),
@@ -147,7 +151,7 @@ def with_groups_of_sessions(sessions: Linked, groups: pa.Table) -> tuple[Linked,
             ("run", "session_id"),
         )
     ]
-    entity = identify(keys)
+    entity = identify(len(orphans), keys)
     _, first = np.unique(entity, return_index=True)
     fresh = _group_rows(table, entity, first)
     owner = sessions.owner.copy()
@@ -179,8 +183,7 @@ def link_traces(traces: pa.Table, sessions: pa.Table) -> Linked:
         ("run", "evaluation", "rollout_id", "group_index", "trajectory"),
         ("run", "evaluation", "rollout_id", "trajectory"),
     )
-    ours, theirs = keys_together(traces, sessions, keys)
-    owner = find(ours, theirs)
+    owner = counterparts(traces, sessions, keys)
     names = (*_OUTER_IDS, "task_id", "attempt", "trajectory", "position", "session_id")
     traces = fill(traces, sessions, owner, names[:6], replace=True)
     traces = fill(traces, sessions, owner, names[6:])
@@ -190,11 +193,10 @@ def link_traces(traces: pa.Table, sessions: pa.Table) -> Linked:
 
 def link_completions(completions: pa.Table, sessions: pa.Table) -> pa.Table:
     """Give captured calls the ids of their sessions."""
-    ours, theirs = keys_together(completions, sessions, (("run", "session_id"),))
     return fill(
         completions,
         sessions,
-        find(ours, theirs),
+        counterparts(completions, sessions, (("run", "session_id"),)),
         ("rollout_id", "evaluation", "group_index", "task_id"),
         replace=True,
     )

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from analysis._identity import Ints, codes
+from analysis._identity import Ints, codes, find
 
 __all__ = [
     "Bools",
@@ -21,12 +21,14 @@ __all__ = [
     "flags",
     "floats",
     "integers",
-    "keys_together",
+    "codes_of_both",
+    "counterparts",
     "known",
     "one_array",
     "set_columns",
     "sums_by",
     "take_rows",
+    "take_table",
 ]
 
 Bools = NDArray[np.bool_]
@@ -88,6 +90,22 @@ def set_columns(table: pa.Table, **columns: pa.Array | pa.ChunkedArray) -> pa.Ta
     return table
 
 
+def take_table(table: pa.Table, order: Ints) -> pa.Table:
+    """Return rows of a table in this order; columns without a value share one buffer per type."""
+    count = len(order)
+    if count == len(table) and (order == np.arange(count)).all():
+        return table
+    rows = pa.array(order)
+    nulls: dict[pa.DataType, pa.Array] = {}
+    arrays = []
+    for column in table.columns:
+        if column.null_count < len(column):
+            arrays.append(one_array(column).take(rows))
+        else:
+            arrays.append(nulls.setdefault(column.type, pa.nulls(count, column.type)))
+    return pa.Table.from_arrays(arrays, schema=table.schema)
+
+
 def take_rows(column: pa.ChunkedArray | pa.Array, rows: Ints) -> pa.Array:
     """Return the values at these rows; missing where a row is -1."""
     return one_array(column).take(pa.array(rows, mask=rows < 0))
@@ -122,19 +140,40 @@ def fill(
     return table
 
 
-def keys_together(
-    table: pa.Table, other: pa.Table, keys: Sequence[Sequence[str]]
-) -> tuple[list[Ints], list[Ints]]:
-    """Return codes of both tables' rows for each key, so that equal codes mean equal values."""
-    ours, theirs = [], []
+def counterparts(table: pa.Table, other: pa.Table, keys: Sequence[Sequence[str]]) -> Ints:
+    """Find each row's counterpart in another table.
+
+    Parameters
+    ----------
+    table, other
+        Both have the key columns.
+    keys
+        Names of key columns, to be tried in this order.
+
+    Returns
+    -------
+    array
+        Place in `other`; -1 where no key finds exactly one.
+    """
+    found = np.full(len(table), -1, dtype=np.int64)
     for names in keys:
-        columns = [
-            pa.chunked_array([one_array(table.column(name)), one_array(other.column(name))]) for name in names
-        ]
-        both = codes(columns)
-        ours.append(both[: len(table)])
-        theirs.append(both[len(table) :])
-    return ours, theirs
+        waiting = np.flatnonzero(found < 0)
+        if not len(waiting) or not len(other):
+            break
+        some = len(waiting) < len(table)
+        columns = [one_array(table.column(name)) for name in names]
+        if some:
+            columns = [column.take(pa.array(waiting)) for column in columns]
+        if any(column.null_count == len(column) for column in columns):
+            continue
+        both = codes_of_both(columns, [one_array(other.column(name)) for name in names])
+        found[waiting] = find([both[: len(waiting)]], [both[len(waiting) :]])
+    return found
+
+
+def codes_of_both(ours: Sequence[pa.Array], theirs: Sequence[pa.Array]) -> Ints:
+    """Return codes of both tables' rows, one after the other, so that equal codes mean equal values."""
+    return codes([pa.chunked_array([left, right]) for left, right in zip(ours, theirs, strict=True)])
 
 
 def sums_by(owner: Ints, count: int, weights: Any = None, where: Any = None) -> Floats:

@@ -59,11 +59,17 @@ class Cached:
         The joined tables of all these files.
     merged_with
         What the joined tables depend on beside the rows, such as the names of runs.
+    merge_problems
+        What was wrong in joining them.
+    heads
+        Digests of the beginnings of append-only files, by path.
     """
 
     records: Records = field(default_factory=Records)
     merged: Mapping[str, pa.Table] = field(default_factory=dict)
     merged_with: str = ""
+    merge_problems: tuple[Problem, ...] = ()
+    heads: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Entry(msgspec.Struct, array_like=True):
@@ -85,6 +91,8 @@ class _Manifest(msgspec.Struct):
     problems: list[tuple[str, str, str, str]]
     skipped: list[tuple[str, str]]
     positions: dict[str, Position]
+    merge_problems: list[tuple[str, str, str, str]]
+    heads: dict[str, str]
 
 
 def fingerprint(options: ReadOptions) -> str:
@@ -212,6 +220,10 @@ def _write(folder: Path, content: Cached, made_with: str, rename: Callable[[str]
         problems=[(p.path, p.what, p.why, p.fix) for p in records.problems],
         skipped=[(item.path, item.reason) for item in records.skipped],
         positions=dict(records.positions),
+        merge_problems=[(p.path, p.what, p.why, p.fix) for p in content.merge_problems],
+        heads={
+            rename(path): digest for path, digest in content.heads.items() if path in content.records.files
+        },
     )
     (folder / _MANIFEST).write_bytes(msgspec.json.encode(manifest))
 
@@ -250,7 +262,13 @@ def _cached(manifest: _Manifest, tables: dict[str, pa.Table], rename: Callable[[
         for name, table in tables.items()
         if name.startswith("merged-")
     }
-    return Cached(records.renamed(rename), merged, manifest.merged_with)
+    return Cached(
+        records=records.renamed(rename),
+        merged=merged,
+        merged_with=manifest.merged_with,
+        merge_problems=tuple(Problem(*item) for item in manifest.merge_problems),
+        heads={rename(path): digest for path, digest in manifest.heads.items()},
+    )
 
 
 def _sweep(folder: Path, token: str) -> None:

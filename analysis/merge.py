@@ -9,8 +9,9 @@ A pure function of the rows: the same rows give the same tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,16 +21,22 @@ import pyarrow.compute as pc
 
 from analysis import _derive, _link
 from analysis._coalesce import SOURCE_COLUMN, coalesce
-from analysis._identity import codes, identify, occurrences, with_occurrence
+from analysis._identity import Ints, codes, identify, occurrences, with_occurrence
 from analysis._link import Linked
-from analysis._tables import one_array, set_columns, take_rows
+from analysis._tables import counterparts, one_array, set_columns, take_rows, take_table
 from analysis.problems import Problem
 from analysis.records import Records
 from analysis.schema import GRAINS, IDENTITY, SOURCES, arrow_schema, columns_of, empty_table
 from analysis.sources.base import SourceKind
 from slime_bridge.metrics import find_metric
 
-__all__ = ["Merged", "merge"]
+__all__ = ["OWNER", "Merged", "merge"]
+
+OWNER = "__owner"
+"""Column beside the declared ones: place of the row that this one belongs to, missing for none.
+
+Groups and metrics belong to rollouts, sessions and events to groups, traces and completions to sessions.
+"""
 
 SOURCE_OF_KIND: Mapping[SourceKind, str] = MappingProxyType(
     {
@@ -52,7 +59,7 @@ _SOURCE_NAMES = (*SOURCES, "parquet")
 
 @dataclass(frozen=True)
 class Merged:
-    """The joined tables of a run, each with all its columns, and what was wrong in joining them."""
+    """The joined tables of a run, each with its declared columns and `OWNER`, and what was wrong."""
 
     tables: Mapping[str, pa.Table]
     problems: tuple[Problem, ...] = ()
@@ -79,7 +86,7 @@ def merge(records: Records, run_names: Mapping[str, str]) -> Merged:
     linked = _sorted_sessions(linked)
     traces = _link.link_traces(_joined(rows["trace"], "trace"), linked.table)
     order = _derive.trace_order(traces)
-    traces = Linked(traces.table.take(order), traces.owner[order])
+    traces = Linked(take_table(traces.table, order), traces.owner[order])
     rollouts = _rollouts(_joined(rows["rollout"], "rollout"), groups, traces.table)
     tables = _with_numbers(rollouts, groups, linked, traces)
     completions = _link.link_completions(_joined(rows["completion"], "completion"), linked.table)
@@ -88,8 +95,31 @@ def merge(records: Records, run_names: Mapping[str, str]) -> Merged:
         plain = rows[grain].drop_columns([SOURCE_COLUMN])
         tables[grain] = _derive.sort_rows(plain, grain)
     tables["metric"] = _with_units(tables["metric"])
-    complete = {grain: tables[grain].cast(arrow_schema(grain)).combine_chunks() for grain in GRAINS}
+    owners = _owners(tables, linked.owner, traces.owner)
+    complete = {
+        grain: tables[grain]
+        .cast(arrow_schema(grain))
+        .combine_chunks()
+        .append_column(OWNER, pa.array(owners[grain], pa.int64(), mask=owners[grain] < 0))
+        for grain in GRAINS
+    }
     return Merged(complete, problems)
+
+
+def _owners(tables: Mapping[str, pa.Table], sessions: Ints, traces: Ints) -> dict[str, Ints]:
+    def owner(grain: str, outer: str, *keys: tuple[str, ...]) -> Ints:
+        return counterparts(tables[grain], tables[outer], keys)
+
+    rollout = _derive.ROLLOUT_KEY
+    return {
+        "rollout": np.full(len(tables["rollout"]), -1, dtype=np.int64),
+        "group": owner("group", "rollout", rollout),
+        "session": sessions,
+        "trace": traces,
+        "event": owner("event", "group", ("run", "worker", "group")),
+        "completion": owner("completion", "session", ("run", "session_id")),
+        "metric": owner("metric", "rollout", rollout),
+    }
 
 
 def _rows(records: Records, grain: str, run_names: Mapping[str, str]) -> pa.Table:
@@ -108,15 +138,15 @@ def _rows(records: Records, grain: str, run_names: Mapping[str, str]) -> pa.Tabl
 
 
 def _joined(rows: pa.Table, grain: str) -> pa.Table:
-    keys = []
-    for names in IDENTITY[grain]:
-        parts = [rows.column(name) for name in ("run", *names)]
-        key = codes(parts)
-        if grain == "trace" and "tokens_hash" in names:
-            key = with_occurrence(key, codes([rows.column("path")]))
-        keys.append(key)
-    entity = identify(keys)
-    return coalesce(rows, entity, columns_of(grain), _SOURCE_NAMES)
+    keys = [partial(_key, rows, ("run", *names)) for names in IDENTITY[grain]]
+    return coalesce(rows, identify(len(rows), keys), columns_of(grain), _SOURCE_NAMES)
+
+
+def _key(rows: pa.Table, names: Sequence[str]) -> Ints:
+    key = codes([rows.column(name) for name in names])
+    if "tokens_hash" not in names:
+        return key
+    return with_occurrence(key, codes([rows.column("path")]))
 
 
 def _sorted_groups(groups: pa.Table, sessions: Linked) -> tuple[pa.Table, Linked]:
@@ -126,12 +156,12 @@ def _sorted_groups(groups: pa.Table, sessions: Linked) -> tuple[pa.Table, Linked
     place = np.empty(len(order) + 1, dtype=np.int64)
     place[order] = np.arange(len(order))
     place[-1] = -1
-    return groups.take(order), Linked(sessions.table, place[sessions.owner])
+    return take_table(groups, order), Linked(sessions.table, place[sessions.owner])
 
 
 def _sorted_sessions(sessions: Linked) -> Linked:
     order = _derive.sort_order(sessions.table, "session")
-    return sessions if order is None else Linked(sessions.table.take(order), sessions.owner[order])
+    return sessions if order is None else Linked(take_table(sessions.table, order), sessions.owner[order])
 
 
 def _rollouts(rollouts: pa.Table, groups: pa.Table, traces: pa.Table) -> pa.Table:
@@ -179,14 +209,15 @@ def _with_units(metrics: pa.Table) -> pa.Table:
 def _copies(sessions: pa.Table) -> tuple[Problem, ...]:
     """Find results of one session in several of the server's files that do not say the same."""
     polar = _SOURCE_NAMES.index("polar")
-    rows = sessions.filter(
-        pc.and_(pc.equal(sessions.column(SOURCE_COLUMN), polar), sessions.column("session_id").is_valid())
+    said = ("status", "error", "reward", "traces", "prompt_tokens", "response_tokens", "masked_tokens")
+    chosen = pc.and_(
+        pc.equal(sessions.column(SOURCE_COLUMN), polar), sessions.column("session_id").is_valid()
     )
+    rows = sessions.select(["run", "session_id", "path", *said]).filter(chosen)
     key = codes([rows.column("run"), rows.column("session_id")])
     again = np.flatnonzero(occurrences(key) > 0)
     if not len(again):
         return ()
-    said = ("status", "error", "reward", "traces", "prompt_tokens", "response_tokens", "masked_tokens")
     first = {code: place for place, code in reversed(list(enumerate(key.tolist())))}
     problems = []
     for place in again.tolist():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -140,7 +140,7 @@ def map_chunks(
     size: Callable[[T], int] = lambda item: 1,
     progress: bool | None = None,
     label: str = "loading",
-) -> Iterator[R]:
+) -> Generator[R, None, None]:
     """Yield ``function(chunk)`` in the order of the chunks.
 
     Parameters

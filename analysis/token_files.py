@@ -291,9 +291,42 @@ def _trained(data: Mapping[str, Any], item: int, rank: int) -> TraceArrays:
     )
 
 
+def _from_parquet(place: Place, options: ReadOptions) -> list[TraceArrays]:
+    import pyarrow.parquet as pq
+
+    found = []
+    for batch in pq.ParquetFile(place.path).iter_batches(batch_size=256, columns=_LISTS):
+        for row in range(len(batch)):
+            lists = {name: _list(batch.column(name), row) for name in _LISTS}
+            found.append(
+                TraceArrays(
+                    prompt=_ids(lists["prompt_ids"]),
+                    response=_ids(lists["response_ids"]),
+                    mask=lists["mask"],
+                    trainable=lists["trainable"],
+                    logprobs=lists["logprob"],
+                    trained={
+                        name: lists[column]
+                        for name, column in (("log_probs", "train_logprob"), ("advantages", "advantage"))
+                        if lists[column] is not None
+                    },
+                )
+            )
+    return found
+
+
+_LISTS = ["prompt_ids", "response_ids", "mask", "trainable", "logprob", "train_logprob", "advantage"]
+
+
+def _list(column: Any, row: int) -> Any:
+    """Return one row's list as an array of its own, None where it is missing."""
+    return column[row].values.to_numpy(zero_copy_only=False).copy() if column[row].is_valid else None
+
+
 _READERS: Mapping[str, Callable[[Place, ReadOptions], Sequence[TraceArrays]]] = {
     "polar": _from_polar,
     "rollout_dump": _from_rollout_dump,
     "train_dump": _from_train_dump,
     "rejected": _from_rejected,
+    "parquet": _from_parquet,
 }

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from analysis._identity import Ints, codes, find, with_occurrence
-from analysis._tables import keys_together, one_array, take_rows
+from analysis._tables import codes_of_both, counterparts, one_array, take_rows
 from analysis.context_parallel import assemble, find_layout
 from analysis.errors import LoadError
 from analysis.problems import Problem
@@ -50,6 +50,8 @@ class TokenArrays:
     traces
         One row per trace: its ids, and its columns ``prompt_tokens``, ``response_tokens`` (of the whole
         trace) and ``start`` (position of its first token here).
+    rows
+        int64, shape (n,): place of each trace among those that were asked for; traces without tokens are out.
     offsets
         int64, shape (n + 1,).
     ids
@@ -71,6 +73,7 @@ class TokenArrays:
     """
 
     traces: pd.DataFrame
+    rows: Ints
     offsets: Ints
     ids: NDArray[np.int32]
     position: NDArray[np.int32]
@@ -139,13 +142,22 @@ def refs_of(traces: pa.Table, refs: pa.Table) -> tuple[pa.Table, Ints]:
         ("run", "session_id", "trace_index"),
         ("run", "evaluation", "rollout_id", "sample_index", "tokens_hash"),
     )
-    ours, theirs = keys_together(near, traces, keys)
-    together = np.concatenate([ours[1], theirs[1]])
-    files = codes([pa.chunked_array([one_array(near.column("path")), pa.array(["\0traces"] * len(traces))])])
-    numbered = with_occurrence(together, files)
-    owner = find([ours[0], numbered[: len(near)]], [theirs[0], numbered[len(near) :]])
+    owner = counterparts(near, traces, keys[:1])
+    loose = np.flatnonzero(owner < 0)
+    if len(loose):
+        owner[loose] = _by_sample(near.take(pa.array(loose)), traces, keys[1])
     belongs = owner >= 0
     return near.filter(pa.array(belongs)), owner[belongs]
+
+
+def _by_sample(refs: pa.Table, traces: pa.Table, names: tuple[str, ...]) -> Ints:
+    """Find traces by sample and tokens; equal samples of one file are told apart by their order."""
+    both = codes_of_both(
+        [one_array(refs.column(name)) for name in names], [one_array(traces.column(name)) for name in names]
+    )
+    files = codes([pa.chunked_array([one_array(refs.column("path")), pa.array([""] * len(traces))])])
+    numbered = with_occurrence(both, files)
+    return find([numbered[: len(refs)]], [numbered[len(refs) :]])
 
 
 def _candidates(traces: pa.Table, refs: pa.Table) -> Any:
@@ -330,6 +342,7 @@ def _flat(
 
     return TokenArrays(
         traces=to_frame(table),
+        rows=rows,
         offsets=np.r_[0, np.cumsum([len(part.ids) for part in parts], dtype=np.int64)].astype(np.int64),
         ids=flat("ids", np.int32),
         position=flat("position", np.int32),

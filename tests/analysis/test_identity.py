@@ -6,15 +6,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis._identity import codes, find, identify, occurrences
+from analysis._identity import codes, find, occurrences, with_occurrence
+from analysis._identity import identify as identify_lazily
 
 
 def key(*columns: list[Any]) -> Any:
     return codes([pa.array(column) for column in columns])
+
+
+def identify(keys: list[Any]) -> Any:
+    return identify_lazily(len(keys[0]), [lambda made=made: made for made in keys])
 
 
 def test_codes_number_combinations_and_leave_out_what_is_not_known() -> None:
@@ -68,8 +72,26 @@ def test_numbers_follow_the_rows() -> None:
     assert identify([key(["z", "a", "z", "m"])]).tolist() == [0, 1, 0, 2]
     assert identify([key([None, None])]).tolist() == [0, 1]
     assert identify([np.zeros(0, dtype=np.int64)]).tolist() == []
-    with pytest.raises(ValueError, match="at least one key"):
-        identify([])
+    assert identify_lazily(2, []).tolist() == [0, 1]
+
+
+def test_later_keys_are_made_only_where_they_are_needed() -> None:
+    """Nearly all tables are settled by their first key; the others cost time."""
+
+    def never() -> Any:
+        raise AssertionError("made a key that nobody needs")
+
+    assert identify_lazily(2, [lambda: key(["a", "b"]), never]).tolist() == [0, 1]
+
+
+def test_equal_samples_of_one_file_stay_apart_and_meet_their_copies() -> None:
+    """Two equal samples in a dump are two; the same two in another rank's file are the same two."""
+    tokens = key(["x", "x", "y", "x", "x", None])
+    file = key(["a", "a", "a", "b", "b", "b"])
+    found = with_occurrence(tokens, file)
+    assert found[0] == found[3] != found[1] == found[4]
+    assert found[5] == -1
+    assert (with_occurrence(tokens[:1], file[:1]) == tokens[:1]).all()
 
 
 @given(st.lists(st.tuples(*[st.none() | st.integers(0, 3)] * 3), min_size=1, max_size=25))

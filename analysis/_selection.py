@@ -1,0 +1,190 @@
+"""Choices of a part of a run: which rows of each table stay, given what was chosen on one level.
+
+Levels are nested: a rollout's groups, a group's sessions, a session's traces. A choice on one level takes its
+members with it, and leaves of the outer levels what still has a member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis._derive import ROLLOUT_KEY
+from analysis._identity import Ints
+from analysis._tables import Bools, flags, integers, known, one_array
+from analysis.merge import OWNER
+from analysis.schema import GRAINS, TABLES, to_frame
+
+__all__ = ["Choice", "Rows", "all_rows", "choose", "last_rollouts", "sampled"]
+
+Rows = Mapping[str, Ints]
+"""Places of the rows that stay, ascending, by table."""
+
+Choice = Callable[[Mapping[str, pa.Table], Rows], Rows]
+"""From the tables and the rows that stayed so far to the rows that stay."""
+
+_LEVELS = ("rollout", "group", "session", "trace")
+_ATTACHED = {"completion": "session", "event": "group", "metric": "rollout"}
+
+
+def all_rows(tables: Mapping[str, pa.Table]) -> Rows:
+    """Return every row of every table."""
+    return {grain: np.arange(len(tables[grain])) for grain in GRAINS}
+
+
+def choose(functions: Mapping[str, Callable[[Any], Any] | None], columns: Mapping[str, Any]) -> Choice:
+    """Choose by functions of frames and by values of columns.
+
+    Parameters
+    ----------
+    functions
+        By level, from the level's frame to booleans.
+    columns
+        Values by column.
+
+    Raises
+    ------
+    KeyError
+        If no table has such a column.
+    """
+    levels = {name: _level_of(name) for name in columns}
+
+    def choice(tables: Mapping[str, pa.Table], rows: Rows) -> Rows:
+        wanted: dict[str, Bools] = {}
+        for level in _LEVELS:
+            place = rows[level]
+            mask = np.ones(len(place), dtype=bool)
+            asked = False
+            for name, value in columns.items():
+                if level == levels[name] or (name in ROLLOUT_KEY and name in tables[level].column_names):
+                    mask &= _matches(tables[level].column(name), value)[place]
+                    asked = True
+            function = functions.get(level)
+            if function is not None:
+                frame = to_frame(tables[level].drop_columns([OWNER]).take(pa.array(place)))
+                mask &= _as_mask(function(frame), len(place), level)
+                asked = True
+            if asked:
+                wanted[level] = mask
+        by_id_alone = columns.keys() <= set(ROLLOUT_KEY) and not any(functions.values())
+        return _nested(tables, rows, wanted, loose=by_id_alone)
+
+    return choice
+
+
+def sampled(n: int, seed: int, by: str) -> Choice:
+    """Choose `n` at random on one level.
+
+    Raises
+    ------
+    ValueError
+        If `n` is negative or there is no such level.
+    """
+    if by not in _LEVELS:
+        raise ValueError(f"by must be one of {', '.join(_LEVELS)}, got {by!r}")
+    if n < 0:
+        raise ValueError(f"n must not be negative, got {n}")
+
+    def choice(tables: Mapping[str, pa.Table], rows: Rows) -> Rows:
+        count = len(rows[by])
+        mask = np.zeros(count, dtype=bool)
+        mask[np.random.default_rng(seed).permutation(count)[:n]] = True
+        return _nested(tables, rows, {by: mask})
+
+    return choice
+
+
+def last_rollouts(n: int) -> Choice:
+    """Choose the last `n` training rollouts of each run, and the evaluations since the first of them."""
+    if n < 0:
+        raise ValueError(f"n must not be negative, got {n}")
+
+    def choice(tables: Mapping[str, pa.Table], rows: Rows) -> Rows:
+        table = tables["rollout"].take(pa.array(rows["rollout"]))
+        ids, has_id = integers(table, "rollout_id"), known(table, "rollout_id")
+        training = ~flags(table, "evaluation") & has_id
+        mask = np.zeros(len(table), dtype=bool)
+        runs = np.asarray(
+            one_array(table.column("run")).dictionary_encode().indices.to_numpy(zero_copy_only=False)
+        )
+        for run in np.unique(runs):
+            own = (runs == run) & has_id
+            counted = own & training if (own & training).any() else own
+            last = np.sort(ids[counted])[-n:] if n else ids[:0]
+            if len(last):
+                mask |= own & (ids >= last[0])
+        return _nested(tables, rows, {"rollout": mask})
+
+    return choice
+
+
+def _level_of(name: str) -> str:
+    for level in _LEVELS:
+        if any(column.name == name for column in TABLES[level]):
+            return level
+    raise KeyError(f"no column {name!r} in the tables {', '.join(_LEVELS)}; see run.describe()")
+
+
+def _matches(column: pa.ChunkedArray, value: Any) -> Bools:
+    values = one_array(column)
+    if value is None:
+        found = pc.is_null(values)
+    elif isinstance(value, Collection) and not isinstance(value, str | bytes):
+        members = [member for member in value if member is not None]
+        found = pc.is_in(values, value_set=pa.array(members, values.type))
+        if len(members) < len(value):
+            found = pc.or_(found, pc.is_null(values))
+    else:
+        found = pc.equal(values, pa.scalar(value, values.type))
+    return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def _as_mask(answer: Any, length: int, level: str) -> Bools:
+    filled = answer.fillna(False) if hasattr(answer, "fillna") else answer
+    mask = np.asarray(filled, dtype=bool)
+    if mask.shape != (length,):
+        raise ValueError(f"the function for {level} gave shape {mask.shape}, expected ({length},)")
+    return mask
+
+
+def _nested(
+    tables: Mapping[str, pa.Table], rows: Rows, wanted: Mapping[str, Bools], *, loose: bool = False
+) -> Rows:
+    """Carry what was wanted on some levels to all tables; `loose` keeps rows that belong to nothing."""
+    if not wanted:
+        return rows
+    stays: dict[str, Bools] = {}
+    for place, level in enumerate(_LEVELS):
+        mask = np.zeros(len(tables[level]), dtype=bool)
+        mask[rows[level]] = wanted.get(level, True)
+        if any(outer in wanted for outer in _LEVELS[:place]):
+            owner = _owner(tables[level])
+            mask &= np.where(owner >= 0, _lookup(stays[_LEVELS[place - 1]], owner), loose)
+        stays[level] = mask
+    for place in range(len(_LEVELS) - 1, 0, -1):
+        inner, outer = _LEVELS[place], _LEVELS[place - 1]
+        if any(level in wanted for level in _LEVELS[place:]):
+            owner = _owner(tables[inner])
+            members = np.zeros(len(tables[outer]), dtype=bool)
+            members[owner[stays[inner] & (owner >= 0)]] = True
+            stays[outer] &= members
+    result: dict[str, Ints] = {level: np.flatnonzero(stays[level]) for level in _LEVELS}
+    for grain, outer in _ATTACHED.items():
+        mask = np.zeros(len(tables[grain]), dtype=bool)
+        mask[rows[grain]] = True
+        owner = _owner(tables[grain])
+        mask &= (owner >= 0) & _lookup(stays[outer], owner)
+        result[grain] = np.flatnonzero(mask)
+    return result
+
+
+def _owner(table: pa.Table) -> Ints:
+    return integers(table, OWNER, -1)
+
+
+def _lookup(flags_by_place: Bools, owner: Ints) -> Bools:
+    return flags_by_place[owner] if len(flags_by_place) else np.zeros(len(owner), dtype=bool)
