@@ -212,9 +212,7 @@ class TraceBuilder:
             response_length=len(response_ids),
             reward={self._options.reward_key: self._reward(trace, standing, trainable)},
             loss_mask=list(flags),
-            weight_versions=[
-                turn["weight_version"] for turn in polar.get("turns", ()) if turn["weight_version"]
-            ],
+            weight_versions=[version for turn in polar.get("turns", ()) for version in _versions_of(turn)],
             rollout_log_probs=logprobs,
             remove_sample=standing.removed,
             status=self._sample_cls.Status["TRUNCATED" if clipped else standing.status],
@@ -307,10 +305,20 @@ class TraceBuilder:
         return reward
 
 
+def _versions_of(turn: dict[str, Any]) -> list[str]:
+    if "weight_versions" in turn:
+        return [span["version"] for span in turn["weight_versions"]]
+    return [turn["weight_version"]] if turn["weight_version"] else []
+
+
 def _clipped_turn(turn: dict[str, Any], kept: int) -> dict[str, Any]:
     if turn["end"] is None:
         return turn
-    return {**turn, "start": min(turn["start"], kept), "end": min(turn["end"], kept)}
+    clipped = {**turn, "start": min(turn["start"], kept), "end": min(turn["end"], kept)}
+    if "weight_versions" in turn:
+        spans = [span for span in turn["weight_versions"] if span["start"] < kept]
+        clipped["weight_versions"] = [{**span, "end": min(span["end"], kept)} for span in spans]
+    return clipped
 
 
 def _suspect_spans(turns: TurnReport, suspects: set[int], length: int) -> list[tuple[int, int]]:

@@ -2,9 +2,10 @@
 
 A push of new weights makes SGLang end the requests in flight. The partial text reaches the agent like any
 other answer, so the only traces of it are a finish reason ``abort`` (where nothing on the way rewrote it) and
-a change of the weight version from one turn to the next. The module reads both from a trace's metadata and
-maps turns to runs of trainable tokens. It changes nothing; what becomes of a suspect turn is the adapter's
-business.
+a change of the weight version from one turn to the next. An engine that pauses in place instead goes on with
+the same answer under the new weights, and lists which tokens came from which: such a turn is whole, and of
+several versions. The module reads all of this from a trace's metadata and maps turns to runs of trainable
+tokens. It changes nothing; what becomes of a suspect turn is the adapter's business.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from typing import Any
 
 from slime_bridge.trace_tokens import trainable_spans
 
-__all__ = ["Turn", "TurnReport", "oldest_and_newest", "read_turns"]
+__all__ = ["Turn", "TurnReport", "WeightSpan", "oldest_and_newest", "read_turns"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpan:
+    """The tokens [start, end) of one turn that one version of the weights sampled, counted from its first."""
+
+    version: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +35,23 @@ class Turn:
     Parameters
     ----------
     weight_version
-        Version of the weights that served it, None if nobody said.
+        Version of the weights that served it, the first one of several; None if nobody said.
     finish_reason
         As reported for this call, None if nobody said.
+    spans
+        Which tokens came from which version, in order, where the weights changed during the call; else empty.
     """
 
     weight_version: str | None
     finish_reason: str | None
+    spans: tuple[WeightSpan, ...] = ()
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The versions that served it, in order; empty if nobody said."""
+        if self.spans:
+            return tuple(span.version for span in self.spans)
+        return () if self.weight_version is None else (self.weight_version,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +78,15 @@ class TurnReport:
 
     @property
     def versions(self) -> list[str]:
-        """The known weight versions in order of the calls."""
-        return [turn.weight_version for turn in self.turns if turn.weight_version is not None]
+        """The known weight versions in order of the calls; a turn of several versions gives each of them."""
+        return [version for turn in self.turns for version in turn.versions]
 
     def to_list(self) -> list[dict[str, Any]]:
-        """Return one plain dict per turn: its token range where known, weight version and finish reason."""
+        """Return one plain dict per turn: its token range where known, weight version and finish reason.
+
+        A turn of several versions has ``weight_versions`` besides: ``[{version, start, end}, ...]``, as
+        positions in the response where the turn is located, else counted from the turn's own first token.
+        """
         places = self.spans or [(None, None)] * len(self.turns)
         return [
             {
@@ -70,6 +94,7 @@ class TurnReport:
                 "end": end,
                 "weight_version": turn.weight_version,
                 "finish_reason": turn.finish_reason,
+                **({"weight_versions": _located(turn.spans, start, end)} if turn.spans else {}),
             }
             for turn, (start, end) in zip(self.turns, places, strict=True)
         ]
@@ -86,7 +111,8 @@ def read_turns(
         The trace's metadata. ``completion_metadata`` holds one mapping per call of a merged trace; without it
         the trace is one call and its own metadata describes it. A call's version is its ``weight_version``,
         or the one in its ``meta_info``; failing both, its ``policy_version`` where that tells turns apart
-        (see Notes).
+        (see Notes). ``weight_versions``, there or in its ``meta_info``, are the spans ``[{version, start,
+        end}, ...]`` of a call during which the weights changed; they come before all of these.
     finish_reason
         The trace's own: that of its last call.
     flags
@@ -94,9 +120,11 @@ def read_turns(
     submitted_version
         The policy version stamped on the task.
 
-    Notes ----- Servers copy the task's ``policy_version`` into every call's metadata, and some overwrite it
-    there with the version that was live at the call. It is taken as evidence only where some call's value
-    differs from the submitted one or from another call's: a constant equal to the stamp says nothing.
+    Notes
+    -----
+    Servers copy the task's ``policy_version`` into every call's metadata, and some overwrite it there with
+    the version that was live at the call. It is taken as evidence only where some call's value differs from
+    the submitted one or from another call's: a constant equal to the stamp says nothing.
     """
     calls = metadata.get("completion_metadata")
     entries: list[Mapping[str, Any]] = [metadata]
@@ -108,12 +136,13 @@ def read_turns(
         reasons[-1] = "abort" if "abort" in (finish_reason, reasons[-1]) else finish_reason
     aborted = tuple(i for i, reason in enumerate(reasons) if reason == "abort")
     # Most traces have neither versions nor aborts, and then nobody asks where their turns are.
-    located = bool(aborted) or any(version is not None for version in versions)
+    turns = [Turn(version, reason, spans) for (version, spans), reason in zip(versions, reasons, strict=True)]
+    located = bool(aborted) or any(turn.versions for turn in turns)
     return TurnReport(
-        turns=tuple(Turn(version, reason) for version, reason in zip(versions, reasons, strict=True)),
+        turns=tuple(turns),
         spans=_spans(flags, len(entries)) if located else None,
         aborted=aborted,
-        before_jump=_before_jump(versions),
+        before_jump=_before_jump(turns),
     )
 
 
@@ -135,22 +164,52 @@ def _text(value: Any) -> str | None:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _versions(entries: Sequence[Mapping[str, Any]], submitted: Any) -> list[str | None]:
-    engine = [_engine_version(entry) for entry in entries]
-    if any(version is not None for version in engine):
+def _versions(
+    entries: Sequence[Mapping[str, Any]], submitted: Any
+) -> list[tuple[str | None, tuple[WeightSpan, ...]]]:
+    """Return each call's version, and its spans where it has several."""
+    engine = [_engine_versions(entry) for entry in entries]
+    if any(version is not None for version, _ in engine):
         return engine
     stamped = [_text(entry.get("policy_version")) for entry in entries]
     known = {version for version in stamped if version is not None}
     stamp = _text(submitted)
     if len(known) > 1 or (stamp is not None and known - {stamp}):
-        return stamped
-    return [None] * len(entries)
+        return [(version, ()) for version in stamped]
+    return [(None, ())] * len(entries)
 
 
-def _engine_version(entry: Mapping[str, Any]) -> str | None:
+def _engine_versions(entry: Mapping[str, Any]) -> tuple[str | None, tuple[WeightSpan, ...]]:
     meta_info = entry.get("meta_info")
-    inner = meta_info.get("weight_version") if isinstance(meta_info, dict) else None
-    return _text(entry.get("weight_version", inner))
+    inner = meta_info if isinstance(meta_info, dict) else {}
+    spans = _weight_spans(entry.get("weight_versions", inner.get("weight_versions")))
+    if spans:
+        return spans[0].version, spans if len({span.version for span in spans}) > 1 else ()
+    return _text(entry.get("weight_version", inner.get("weight_version"))), ()
+
+
+def _weight_spans(listed: Any) -> tuple[WeightSpan, ...]:
+    """Read spans; a list with a malformed entry says nothing."""
+    spans = []
+    for item in listed if isinstance(listed, list) else ():
+        if not isinstance(item, dict) or (version := _text(item.get("version"))) is None:
+            return ()
+        start, end = item.get("start"), item.get("end")
+        if not (isinstance(start, int) and isinstance(end, int) and 0 <= start <= end):
+            return ()
+        spans.append(WeightSpan(version, start, end))
+    return tuple(spans)
+
+
+def _located(spans: Sequence[WeightSpan], start: int | None, end: int | None) -> list[dict[str, Any]]:
+    """Return spans as plain dicts, moved to where their turn is and cut where it ends."""
+    offset = 0 if start is None else start
+    placed = ((span.version, offset + span.start, offset + span.end) for span in spans)
+    return [
+        {"version": version, "start": first, "end": last if end is None else min(last, end)}
+        for version, first, last in placed
+        if end is None or first < end
+    ]
 
 
 def _finish_reason(entry: Mapping[str, Any]) -> str | None:
@@ -163,14 +222,17 @@ def _finish_reason(entry: Mapping[str, Any]) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
-def _before_jump(versions: Sequence[str | None]) -> tuple[int, ...]:
-    """Return the turns after which the next known version is another one."""
+def _before_jump(turns: Sequence[Turn]) -> tuple[int, ...]:
+    """Return the turns after which the next known version is another one.
+
+    Weights that changed during a turn cut nothing: it ends under the version that the next one begins with.
+    """
     jumps: list[int] = []
     last_known: int | None = None
-    for position, version in enumerate(versions):
-        if version is None:
+    for position, turn in enumerate(turns):
+        if not turn.versions:
             continue
-        if last_known is not None and versions[last_known] != version:
+        if last_known is not None and turns[last_known].versions[-1] != turn.versions[0]:
             # Turns of unknown version in between may be the ones that were cut.
             jumps.extend(range(last_known, position))
         last_known = position

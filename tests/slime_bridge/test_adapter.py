@@ -517,6 +517,26 @@ class TestWeights:
         assert [(t["start"], t["end"]) for t in sample.metadata["polar"]["turns"]] == [(0, 2), (3, 4), (5, 6)]
         assert done.weight_versions == ("3", "4")
 
+    def test_a_turn_that_changed_weights_shows_both(self):
+        """A push in place cuts nothing: all tokens are kept, and both versions reach sample and session."""
+        spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
+        calls = ({"weight_versions": spans}, {"weight_version": "4"}, {"weight_version": "4"})
+        done = convert(session(merged(*calls)))
+        (sample,) = done.samples
+        assert sample.loss_mask == [1, 1, 0, 1, 0, 1]
+        assert sample.weight_versions == ["3", "4", "4", "4"]
+        assert done.weight_versions == ("3", "4")
+        assert sample.metadata["polar"]["turns"][0]["weight_versions"] == spans
+
+    def test_clipping_cuts_the_spans_too(self):
+        """What was cut away was sampled by nobody."""
+        spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
+        calls = ({"weight_versions": spans}, {"weight_version": "4"}, {"weight_version": "4"})
+        done = convert(session(merged(*calls, prompt_ids=[1, 2, 3])), max_tokens=4, overlong_traces="clip")
+        (sample,) = done.samples
+        assert sample.tokens == [1, 2, 3, 20]
+        assert sample.metadata["polar"]["turns"][0]["weight_versions"] == spans[:1]
+
     def test_the_turn_before_a_jump_is_masked(self):
         """A push in the middle may have cut it, and the agent cannot tell."""
         done = convert(session(merged(*({"weight_version": v} for v in "334"))))

@@ -124,3 +124,70 @@ def test_odd_metadata_says_nothing(metadata):
 def test_oldest_and_newest(versions, expected):
     """Numbers are compared as numbers; names only have an order of appearance."""
     assert oldest_and_newest(versions) == expected
+
+
+SPANNED = {
+    "weight_version": "3",
+    "weight_versions": [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}],
+}
+
+
+class TestWeightsThatChangeDuringATurn:
+    @pytest.mark.parametrize(
+        "first",
+        [SPANNED, {"meta_info": SPANNED}, {**SPANNED, "weight_version": "4"}],
+        ids=["gateway", "engine", "engine that names the newest"],
+    )
+    def test_oldest_and_newest_are_the_true_ones(self, first):
+        """A push in place leaves one turn of two versions: neither is hidden."""
+        report = read_turns(calls(first, {"weight_version": "4"}, {"weight_version": "4"}), "stop", FLAGS)
+        assert report.versions == ["3", "4", "4", "4"]
+        assert oldest_and_newest(report.versions) == ("3", "4")
+        assert report.turns[0].weight_version == "3"
+
+    def test_such_a_turn_is_whole(self):
+        """It ended under the version that the next one began with: nothing was cut."""
+        report = read_turns(calls(SPANNED, {"weight_version": "4"}, {"weight_version": "5"}), "stop", FLAGS)
+        assert report.before_jump == (1,)
+
+    def test_tokens_are_told_apart_in_the_response(self):
+        """Positions are the response's, and end where the turn does, whatever the engine counted besides."""
+        spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 9}]
+        report = read_turns(
+            calls({"weight_version": "3"}, {"weight_version": "3"}, {"weight_versions": spans}), "stop", FLAGS
+        )
+        assert report.to_list()[2]["weight_versions"] == [
+            {"version": "3", "start": 6, "end": 7},
+            {"version": "4", "start": 7, "end": 8},
+        ]
+        assert "weight_versions" not in report.to_list()[0]
+
+    def test_spans_of_turns_that_cannot_be_located(self):
+        """Then they are counted from the turn's own first token."""
+        report = read_turns(calls(SPANNED, {"weight_version": "4"}), "stop", FLAGS)
+        assert report.spans is None
+        assert report.to_list()[0]["weight_versions"] == SPANNED["weight_versions"]
+
+    @pytest.mark.parametrize(
+        "listed",
+        [
+            "3",
+            [],
+            [3],
+            [{"version": None, "start": 0, "end": 1}],
+            [{"version": "5", "start": 2, "end": 1}],
+            [{"version": "5", "start": 0}],
+        ],
+    )
+    def test_malformed_spans_say_nothing(self, listed):
+        """What cannot be read does not replace what can."""
+        report = read_turns({"weight_version": "3", "weight_versions": listed}, "stop", FLAGS)
+        assert report.versions == ["3"]
+        assert report.turns[0].spans == ()
+
+    def test_one_span_is_one_version(self):
+        """A list of one is the ordinary case, written down at length."""
+        listed = [{"version": 7, "start": 0, "end": 8}]
+        report = read_turns({"weight_versions": listed}, "stop", FLAGS)
+        assert report.versions == ["7"]
+        assert report.turns[0].spans == ()
