@@ -32,9 +32,10 @@ ROUTER_DROPS = (
 
 NO_IDS_FIX = (
     "any one of: an engine that returns ids unasked with logprobs (SGLang with the serving patch that Polar "
-    "ships)\na router that passes unknown fields on (the build in Slime's image)\ngateways that call Slime's "
-    "adapter, patched by slime-bridge patch-slime DIR\nwith a single engine: gateways that call it directly "
-    "(inference.base_url in the topology)"
+    "ships)\n"
+    "a router build that passes unknown fields on (Slime's image has its own)\n"
+    "gateways that call Slime's adapter, patched by slime-bridge patch-slime DIR\n"
+    "with a single engine: gateways that call it directly (inference.base_url in the topology)"
 )
 NO_VERSION_FIX = (
     "an engine that puts weight_version into meta_info or metadata unasked; without it lag is counted from "
