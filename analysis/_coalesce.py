@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis._columns import Column
+from analysis._columns import TIME, Column
 from analysis._identity import Ints
 from analysis._tables import one_array, take_table
 
@@ -24,6 +24,8 @@ SOURCE_COLUMN = "__source"
 """Name of the column that says which source a row comes from."""
 
 _NEVER_COMPARED = frozenset({"run", "rollout_id", "attempt", "sources", "conflicts", "path", "worker"})
+"""Columns in which sources differ by nature, as they do in times: each notes when it heard of something."""
+
 _RELATIVE = 1e-4  # values pass through float32 and through text with few digits
 _MAX_SHOWN = 60
 
@@ -83,7 +85,8 @@ def _joined(table: pa.Table, entity: Ints, columns: Sequence[Column], sources: S
         values = one_array(table.column(column.name))
         picks = _picks(values, entity, source, count, column, sources)
         arrays[column.name] = _pick_values(values, picks, entity, source, count, column)
-        if column.name not in _NEVER_COMPARED and len(picks) > 1:
+        compared = column.name not in _NEVER_COMPARED and column.dtype != TIME and column.combine != "any"
+        if compared and len(picks) > 1:
             _compare(column.name, values, picks, source, sources, conflicts)
     arrays["sources"] = _source_names(table, entity, source, count, sources)
     texts = [None] * count

@@ -209,13 +209,15 @@ def derive_rollouts(rollouts: pa.Table, groups: pa.Table, sessions: Linked) -> p
     """Count and average over each rollout's groups and sessions."""
     count, table = len(rollouts), sessions.table
     owner = counterparts(groups, rollouts, (ROLLOUT_KEY,))
-    accepted = flags(groups, "accepted")
+    accepted, training = flags(groups, "accepted"), ~flags(groups, "evaluation")
     rejected = np.asarray(pc.fill_null(pc.equal(groups.column("state"), "rejected"), False).to_numpy(), bool)
     some = sums_by(owner, count) > 0
+    judged = some & ~flags(rollouts, "evaluation")
     taken = np.where(accepted, owner, -1)
     of_session = np.where(sessions.owner >= 0, owner[sessions.owner], -1) if len(groups) else sessions.owner
     have = sums_by(of_session, count) > 0
-    in_taken = np.where(flags(table, "accepted"), of_session, -1)
+    # Nothing is accepted or rejected in an evaluation: all of it counts.
+    in_taken = np.where(flags(table, "accepted") | flags(table, "evaluation"), of_session, -1)
     rewards = floats(table, "reward")
     usable = flags(table, "usable") & ~unused_results(table, sessions.owner, len(groups))
     stats = _moments(rewards, np.where(usable & ~np.isnan(rewards), in_taken, -1), count)
@@ -224,9 +226,9 @@ def derive_rollouts(rollouts: pa.Table, groups: pa.Table, sessions: Linked) -> p
     return _keep(
         rollouts,
         groups=as_integers(sums_by(owner, count), some),
-        delivered_groups=as_integers(sums_by(taken, count), some),
-        rejected_groups=as_integers(sums_by(owner, count, where=rejected), some),
-        unfinished_groups=as_integers(sums_by(owner, count, where=~accepted & ~rejected), some),
+        delivered_groups=as_integers(sums_by(taken, count), judged),
+        rejected_groups=as_integers(sums_by(owner, count, where=rejected), judged),
+        unfinished_groups=as_integers(sums_by(owner, count, where=~accepted & ~rejected & training), judged),
         sessions=as_integers(sums_by(of_session, count), have),
         completed_sessions=as_integers(sums_by(of_session, count, where=flags(table, "completed")), have),
         usable_sessions=as_integers(sums_by(of_session, count, where=usable), have),

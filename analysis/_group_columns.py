@@ -85,7 +85,10 @@ ROLLOUT_COLUMNS: tuple[Column, ...] = (
         "derived",
         "reward",
         "no usable session has a reward",
-        ("reward_mean", "mean over the usable sessions of the delivered groups, one vote each"),
+        (
+            "reward_mean",
+            "mean over the usable sessions of the delivered groups, of all groups in an evaluation",
+        ),
         ("reward_std", "population standard deviation over the same sessions"),
     ),
     *floats(
@@ -99,8 +102,8 @@ ROLLOUT_COLUMNS: tuple[Column, ...] = (
         "derived",
         "tokens",
         "no trace of the rollout was loaded",
-        ("trainable_tokens", "tokens with mask 1 in the delivered groups"),
-        ("response_tokens", "tokens after the prompts in the delivered groups"),
+        ("trainable_tokens", "tokens with mask 1 in the delivered groups, in all groups of an evaluation"),
+        ("response_tokens", "tokens after the prompts in the same groups"),
     ),
     *PROVENANCE_COLUMNS,
 )

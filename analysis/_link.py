@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis._identity import Ints, codes, identify
+from analysis._identity import Ints, codes, identify, occurrences
 from analysis._tables import (
+    Bools,
     codes_of_both,
     counterparts,
     fill,
@@ -27,6 +28,7 @@ from analysis.schema import arrow_schema
 
 __all__ = [
     "Linked",
+    "found_again",
     "link_completions",
     "link_sessions",
     "link_traces",
@@ -67,6 +69,45 @@ def place_by_group(sessions: pa.Table, groups: pa.Table) -> pa.Table:
     owner = counterparts(sessions, groups, _GROUP_KEYS[:1])
     names = ("rollout_id", "evaluation", "dataset", "group_index")
     return fill(sessions, groups, owner, names, replace=True)
+
+
+def found_again(sessions: pa.Table, journal: Bools, polar: Bools) -> pa.Table:
+    """Give submitted sessions that the bridge never heard of again the ids of results that the server kept.
+
+    A group that was returned or abandoned leaves results behind that nobody fetched. They are of its tasks,
+    but nothing says which is which: so each takes the place of one, without a position.
+
+    Parameters
+    ----------
+    sessions
+        Rows as they were read.
+    journal, polar
+        Which rows these sources told.
+    """
+    named = known(sessions, "session_id")
+    unheard = ~np.asarray(pc.fill_null(sessions.column("finished"), True).to_numpy(), dtype=bool)
+    lost = np.flatnonzero(journal & ~named & unheard & known(sessions, "task_id"))
+    if not len(lost):
+        return sessions
+    session = codes([sessions.column("run"), sessions.column("session_id")])
+    heard = np.isin(session, session[journal & named])
+    task = codes([sessions.column("run"), sessions.column("task_id")])
+    left = np.flatnonzero(polar & named & ~heard & (task >= 0))
+    left = left[occurrences(session[left]) == 0]
+    width = int(task.max()) + 1
+    mine = task[lost] + width * occurrences(task[lost])
+    theirs = task[left] + width * occurrences(task[left])
+    place = np.full(len(sessions), -1, dtype=np.int64)
+    order = np.argsort(theirs)
+    at = np.searchsorted(theirs[order], mine)
+    hit = at < len(order)
+    hit[hit] = theirs[order][at[hit]] == mine[hit]
+    place[lost[hit]] = left[order][at[hit]]
+    gone = pa.array(place >= 0)
+    blank = {
+        name: pc.if_else(gone, None, one_array(sessions.column(name))) for name in ("position", "trajectory")
+    }
+    return set_columns(fill(sessions, sessions, place, ("session_id",)), **blank)
 
 
 def link_sessions(sessions: pa.Table, groups: pa.Table, tasks: pa.Table) -> Linked:

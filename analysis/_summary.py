@@ -72,7 +72,9 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         pa.array(~evaluation & known(rollouts, "rollout_id"))
     )
     span = f", {pc.min(ids).as_py()} to {pc.max(ids).as_py()}" if len(ids) else ""
-    states = _counts(groups, "state", "open or unknown")
+    asked = flags(groups, "evaluation")
+    states = _counts(groups.filter(pa.array(~asked)), "state", "open or unknown")
+    states += f"{', ' if states else ''}{int(asked.sum()):,} of evaluations" if asked.any() else ""
     statuses = _counts(sessions, "status", "no result")
     facts = [
         ("rollouts", f"{int((~evaluation).sum()):,}{span}; evaluations {int(evaluation.sum()):,}"),

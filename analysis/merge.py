@@ -23,7 +23,7 @@ from analysis import _derive, _link
 from analysis._coalesce import SOURCE_COLUMN, coalesce
 from analysis._identity import Ints, codes, identify, occurrences, with_occurrence
 from analysis._link import Linked
-from analysis._tables import counterparts, one_array, set_columns, take_rows, take_table
+from analysis._tables import counterparts, integers, one_array, set_columns, take_rows, take_table
 from analysis.problems import Problem
 from analysis.records import Records
 from analysis.schema import GRAINS, IDENTITY, SOURCES, arrow_schema, columns_of, empty_table
@@ -79,7 +79,10 @@ def merge(records: Records, run_names: Mapping[str, str]) -> Merged:
     problems = _copies(rows["session"])
     groups = _joined(rows["group"], "group")
     tasks = _link.task_owners(rows["event"])
-    session_rows = _link.place_by_group(rows["session"], groups)
+    source = integers(rows["session"], SOURCE_COLUMN)
+    journal, polar = (source == _SOURCE_NAMES.index(name) for name in ("journal", "polar"))
+    session_rows = _link.found_again(rows["session"], journal, polar)
+    session_rows = _link.place_by_group(session_rows, groups)
     linked = _link.link_sessions(_joined(session_rows, "session"), groups, tasks)
     linked, groups = _link.with_groups_of_sessions(linked, groups)
     groups, linked = _sorted_groups(groups, linked)
