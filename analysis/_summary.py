@@ -131,7 +131,7 @@ def _coverage_text(run: Run) -> str:
 
 def _sources_text(run: Run) -> str:
     kinds: dict[str, int] = {}
-    for file in run.store.records.files.values():
+    for file in run.store.files:
         kinds[file.kind.value] = kinds.get(file.kind.value, 0) + 1
     return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items()))
 

@@ -39,7 +39,13 @@ class Command:
     extra: str
 
 
-COMMANDS = (Command("lab", "train a tiny policy end to end on this machine", "analysis.lab.command", "lab"),)
+COMMANDS = (
+    Command("lab", "train a tiny policy end to end on this machine", "analysis.lab.command", "lab"),
+    Command(
+        "load", "show what a run left on disk, and what is wrong with it", "analysis.cli_load", "analysis"
+    ),
+    Command("convert", "write a run as a Parquet dataset", "analysis.cli_convert", "analysis"),
+)
 """Every subcommand, in the order of `--help`."""
 
 

@@ -21,7 +21,7 @@ from analysis.errors import StrictLoadError
 from analysis.index import Cached, fingerprint, index_folder, read_index, write_index
 from analysis.merge import OWNER, merge
 from analysis.parallel import Engine, chunked, map_chunks, plan
-from analysis.parquet_dataset import dataset_of, joined, restore
+from analysis.parquet_dataset import MANIFEST, dataset_of, joined, restore
 from analysis.problems import Problem, Skipped
 from analysis.records import Records, lost_file, read_slim, together, widen
 from analysis.run_names import Root, name_runs
@@ -146,6 +146,11 @@ class Store:
         return changed
 
     @property
+    def files(self) -> tuple[SourceFile, ...]:
+        """Every file that was read, Parquet included."""
+        return tuple(file for part in self._parts for file in (*part.records.files.values(), *part.parquet))
+
+    @property
     def token_refs(self) -> pa.Table:
         """Where token arrays lie: `analysis.schema.TOKEN_REFS` and the run of each."""
         if self._refs is None or self._refs[0] != self.generation:
@@ -188,7 +193,7 @@ class Store:
             records=fresh,
             heads={**heads, **_heads(wanted)},
             problems=(*found.problems, *problems),
-            skipped=tuple(found.skipped),
+            skipped=tuple(item for item in found.skipped if os.path.basename(item.path) != MANIFEST),
             cached=cached,
             changed=changed,
             parquet=parquet,

@@ -280,7 +280,7 @@ def _trainable(found: Mapping[str, Sequence[TraceArrays]], response: int) -> Any
     """Return what the trainer learns from; a clipped sample has nothing to learn from behind its end."""
     for source in _TRAINED_ON:
         for arrays in found.get(source, ()):
-            own = arrays.trainable if arrays.trainable is not None else arrays.mask
+            own = arrays.trainable if source == "parquet" else arrays.mask
             if own is None and source in ("rollout_dump", "rejected"):
                 own = np.ones(len(arrays.response), dtype=np.int8)  # Slime: no mask means all of it
             if own is None or len(own) > response:
