@@ -181,8 +181,10 @@ def _strange(data: bytes, position: int, what: str) -> UnsafePickleError:
 
 def _check_tuples(data: bytes, suspects: int) -> None:
     """Refuse nesting so deep that hashing it could exhaust the C stack; most dumps have no suspect at all."""
-    if suspects > MAX_TUPLE_DEPTH and (depth := tuple_depth_bound(data)) > MAX_TUPLE_DEPTH:
-        raise FileLimitError("is too deeply nested", f"up to {depth:,} tuples inside each other", "")
+    if suspects > MAX_TUPLE_DEPTH and tuple_depth_bound(data) > MAX_TUPLE_DEPTH:
+        raise FileLimitError(
+            "is too deeply nested", f"more than {MAX_TUPLE_DEPTH:,} tuples inside each other"
+        )
 
 
 _SCALARS = re.compile(rb"(?:K.|M..|J....|G.{8}|[N\x88\x89\]})as])++", re.DOTALL)
@@ -197,15 +199,16 @@ _OPERANDS = {
 
 
 def tuple_depth_bound(data: bytes) -> int:
-    """Return a number that tuples of a scanned pickle are not nested deeper than.
+    """Return a number that tuples of a scanned pickle are not nested deeper than, empty ones not counted.
 
     Follows tuples through stack and memo. Within one marked stretch of the stack each tuple counts as if it
     held all earlier ones, so the bound is too high for lists of tuples, by at most a batch of 1,000 a level.
+    Stops at the first number above `MAX_TUPLE_DEPTH`.
     """
     levels, deepest, stored = [0], 0, 0
     memo: dict[int, int] = {}
     position, fresh = 0, -1  # `fresh`: depth of the tuple that the last opcode left on top, or -1
-    while position < len(data):
+    while position < len(data) and deepest <= MAX_TUPLE_DEPTH:
         run = _SCALARS.match(data, position)
         if run is not None:
             position, fresh = run.end(), -1
