@@ -19,6 +19,7 @@ from slime_bridge.config import PolarSlimeConfig, require_reward_key, resolve_po
 from slime_bridge.evaluation import run_evaluation
 from slime_bridge.journal import EventLog, NullJournal, open_journal
 from slime_bridge.metrics import rollout_metrics
+from slime_bridge.rollout_examples import RolloutExamples
 from slime_bridge.tracking import Tracker, WandbTracker
 from slime_bridge.weight_barrier import (
     open_all,
@@ -84,6 +85,8 @@ def generate_rollout_polar_async(
     _warn_about_losses(batch)
     metrics = _metrics(batch, report, worker.journal)
     _workers.tracker.rollout_done(rollout_id, [sample for group in batch.groups for sample in group])
+    conversions = [delivery.result.conversion for delivery in batch.deliveries]
+    _workers.examples.rollout_done(config, rollout_id, conversions)
     return train_output(samples=batch.groups, metrics=metrics)
 
 
@@ -120,6 +123,7 @@ class _Workers:
     """The workers of this process, one per data source."""
 
     tracker: Tracker = field(default_factory=WandbTracker)
+    examples: RolloutExamples = field(default_factory=RolloutExamples)
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     _workers: list[PolarWorker] = field(default_factory=list, init=False)
 

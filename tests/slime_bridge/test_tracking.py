@@ -148,8 +148,7 @@ def test_a_run_that_blocks_delays_once_and_briefly(
     assert threading.active_count() - before <= 1
     assert len(caplog.records) == 1
     release.set()
-    assert tracker._upload is not None
-    tracker._upload.join(10)
+    assert tracker.wait(10)
 
 
 def test_a_broken_sample_is_survived(run: _Run, caplog: pytest.LogCaptureFixture) -> None:
