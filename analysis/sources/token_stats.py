@@ -38,7 +38,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 _DIGITS = b"0123456789, \n\r\t"
 _BLANKS = b"[], \n\r\t"
 _TO_FLAGS = bytes.maketrans(b"01", b"\x00\x01")
-_LAX_INTS = msgspec.json.Decoder(list[int], strict=False)
+_ANY_LIST = msgspec.json.Decoder(list[Any])
 
 
 SUMMARY = (
@@ -125,9 +125,19 @@ def mask_from_json(text: bytes) -> bytes | None:
     if len(flags) == entries and flags.count(0) + flags.count(1) == entries and text[:1] == b"[":
         return flags
     try:
-        return mask_from_numbers(_LAX_INTS.decode(text))
-    except (msgspec.DecodeError, RecursionError):
+        return mask_from_numbers([_flag(value) for value in _ANY_LIST.decode(text)])
+    except (msgspec.DecodeError, RecursionError, ValueError):
         return None
+
+
+def _flag(value: Any) -> int:
+    """Return the integer that a boolean, a float or a text stands for, as servers accept them."""
+    if not isinstance(value, int | float | str) or value != value:
+        raise ValueError("no flag")
+    number = float(value)
+    if not number.is_integer():
+        raise ValueError("no flag")
+    return int(number)
 
 
 def mask_from_numbers(values: Any) -> bytes | None:
