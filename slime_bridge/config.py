@@ -18,6 +18,7 @@ from slime_bridge import _parsing as parse
 from slime_bridge._config_checks import contradictions, derived_limits
 from slime_bridge._config_keys import ENVIRONMENT_KEYS, KEYS, SLIME_KEYS, Key
 from slime_bridge._config_types import BarrierSettings, PolarSlimeConfig, RewardSettings
+from slime_bridge._inactive_keys import keys_without_effect
 from slime_bridge._router_url import resolve_sglang_router_base_url
 from slime_bridge._task_payload import render_instruction, render_task_payload
 from slime_bridge.errors import ConfigError
@@ -30,6 +31,7 @@ __all__ = [
     "RewardSettings",
     "check_polar_slime_config",
     "describe_keys",
+    "keys_without_effect",
     "render_instruction",
     "render_task_payload",
     "render_topology_template",
@@ -51,7 +53,6 @@ _REWARD_FIELDS = (
     "dvao_reward_keys",
 )
 _BARRIER_FIELDS = ("rollout_url", "topology_path", "weight_update_pause_timeout", "trust_env")
-_GATE_IS_OFF = "polar_candidate_pool_health_gate_enabled is off"
 _TOKENS = parse.integer(at_least=1)
 
 
@@ -94,7 +95,7 @@ def check_polar_slime_config(args: Any) -> tuple[PolarSlimeConfig, list[str]]:
     config = PolarSlimeConfig(**values)
     warnings = [
         *_unknown_keys(args, config),
-        *_keys_without_effect(args, config),
+        *(f"{key} has no effect: {reason}" for key, reason in keys_without_effect(args, config).items()),
         *contradictions(config),
         *_reward_warnings(args, config),
     ]
@@ -295,25 +296,6 @@ def _unknown_keys(args: Any, config: PolarSlimeConfig) -> Iterable[str]:
             yield f"{name} is not a known key and has no effect" + (
                 f": did you mean {close[0]}?" if close else ""
             )
-
-
-def _keys_without_effect(args: Any, config: PolarSlimeConfig) -> Iterable[str]:
-    never_stops = config.early_stop_min_usable_sessions(config.n_samples_per_prompt) is None
-    gate_is_off = not config.candidate_pool_health_gate_enabled
-    no_estimator = not (config.advantage_estimator or config.gdpo_reward_keys or config.dvao_reward_keys)
-    for name, idle, reason in (
-        (
-            "polar_early_stop_grace_sessions",
-            never_stops,
-            f"with polar_min_complete_accept_fraction {config.min_complete_accept_fraction:g} and "
-            f"{config.n_samples_per_prompt} sessions a group is never stopped early",
-        ),
-        ("polar_candidate_pool_health_gate_min_observed_sessions", gate_is_off, _GATE_IS_OFF),
-        ("polar_candidate_pool_health_gate_min_completion_fraction", gate_is_off, _GATE_IS_OFF),
-        ("polar_advantage_estimator_kwargs", no_estimator, "no polar_advantage_estimator is chosen"),
-    ):
-        if idle and getattr(args, name, None) is not None:
-            yield f"{name} has no effect: {reason}"
 
 
 def _reward_warnings(args: Any, config: PolarSlimeConfig) -> Iterable[str]:
