@@ -24,7 +24,7 @@ from analysis._tables import (
     one_array,
     set_columns,
 )
-from analysis.schema import arrow_schema
+from analysis.records import inner_schema
 
 __all__ = [
     "Linked",
@@ -212,7 +212,7 @@ def _group_rows(sessions: pa.Table, entity: Ints, first: Ints) -> pa.Table:
     }
     columns["attempted"] = pa.array(attempted, mask=~attempted)
     columns["sources"] = pa.array(["+".join(sorted(found)) for found in names], pa.string())
-    schema = arrow_schema("group")
+    schema = inner_schema("group")
     arrays = [columns.get(field.name, pa.nulls(count, field.type)) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 

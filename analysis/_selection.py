@@ -17,7 +17,8 @@ from analysis._derive import ROLLOUT_KEY
 from analysis._identity import Ints
 from analysis._tables import Bools, flags, integers, known, one_array
 from analysis.merge import OWNER
-from analysis.schema import GRAINS, TABLES, to_frame
+from analysis.records import widen
+from analysis.schema import GRAINS, TABLES, arrow_schema, to_frame
 
 __all__ = ["Choice", "Rows", "all_rows", "choose", "last_rollouts", "sampled"]
 
@@ -65,7 +66,7 @@ def choose(functions: Mapping[str, Callable[[Any], Any] | None], columns: Mappin
                     asked = True
             function = functions.get(level)
             if function is not None:
-                frame = to_frame(tables[level].drop_columns([OWNER]).take(pa.array(place)))
+                frame = to_frame(widen(tables[level].take(pa.array(place)), arrow_schema(level)))
                 mask &= _as_mask(function(frame), len(place), level)
                 asked = True
             if asked:

@@ -247,7 +247,7 @@ def _lists(arrays: TokenArrays, traces: pa.Table) -> pa.Table:
     """Return token arrays as lists, one row per trace."""
     kept = pa.array(arrays.rows)
     rows = traces.take(kept)
-    prompts = arrays.traces["prompt_tokens"].to_numpy(dtype=np.int64)
+    prompts = arrays.table.column("prompt_tokens").to_numpy()
     response = arrays.position >= np.repeat(prompts, np.diff(arrays.offsets))
     columns: dict[str, Any] = {
         name: one_array(rows.column(name)) for name in TOKEN_LISTS.names if name in rows.column_names

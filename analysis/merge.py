@@ -25,8 +25,8 @@ from analysis._identity import Ints, codes, identify, occurrences, with_occurren
 from analysis._link import Linked
 from analysis._tables import counterparts, integers, one_array, set_columns, take_rows, take_table
 from analysis.problems import Problem
-from analysis.records import Records
-from analysis.schema import GRAINS, IDENTITY, SOURCES, arrow_schema, columns_of, empty_table
+from analysis.records import Records, inner_schema
+from analysis.schema import GRAINS, IDENTITY, SOURCES, columns_of
 from analysis.sources.base import SourceKind
 from slime_bridge.metrics import find_metric
 
@@ -59,7 +59,7 @@ _SOURCE_NAMES = (*SOURCES, "parquet")
 
 @dataclass(frozen=True)
 class Merged:
-    """The joined tables of a run, each with its declared columns and `OWNER`, and what was wrong."""
+    """The joined tables of a run (`analysis.records.inner_schema` and `OWNER`), and what was wrong."""
 
     tables: Mapping[str, pa.Table]
     problems: tuple[Problem, ...] = ()
@@ -75,33 +75,29 @@ def merge(records: Records, run_names: Mapping[str, str]) -> Merged:
     run_names
         The run that each file belongs to, by path.
     """
-    rows = {grain: _rows(records, grain, run_names) for grain in GRAINS}
-    problems = _copies(rows["session"])
-    groups = _joined(rows["group"], "group")
-    tasks = _link.task_owners(rows["event"])
-    source = integers(rows["session"], SOURCE_COLUMN)
+    rows = partial(_rows, records, run_names)
+    groups, events, session_rows = rows("group"), rows("event"), rows("session")
+    problems = _copies(session_rows)
+    groups = _joined(groups, "group")
+    source = integers(session_rows, SOURCE_COLUMN)
     journal, polar = (source == _SOURCE_NAMES.index(name) for name in ("journal", "polar"))
-    session_rows = _link.found_again(rows["session"], journal, polar)
+    session_rows = _link.found_again(session_rows, journal, polar)
     session_rows = _link.place_by_group(session_rows, groups)
-    linked = _link.link_sessions(_joined(session_rows, "session"), groups, tasks)
+    linked = _link.link_sessions(_joined(session_rows, "session"), groups, _link.task_owners(events))
     linked, groups = _link.with_groups_of_sessions(linked, groups)
     groups, linked = _sorted_groups(groups, linked)
     linked = _sorted_sessions(linked)
-    traces = _link.link_traces(_joined(rows["trace"], "trace"), linked.table)
-    order = _derive.trace_order(traces)
-    traces = Linked(take_table(traces.table, order), traces.owner[order])
-    rollouts = _rollouts(_joined(rows["rollout"], "rollout"), groups, traces.table)
+    traces = _sorted_traces(_link.link_traces(_joined(rows("trace"), "trace"), linked.table))
+    rollouts = _rollouts(_joined(rows("rollout"), "rollout"), groups, traces.table)
     tables = _with_numbers(rollouts, groups, linked, traces)
-    completions = _link.link_completions(_joined(rows["completion"], "completion"), linked.table)
+    completions = _link.link_completions(_joined(rows("completion"), "completion"), linked.table)
     tables["completion"] = _derive.sort_rows(completions, "completion")
-    for grain in ("event", "metric"):
-        plain = rows[grain].drop_columns([SOURCE_COLUMN])
-        tables[grain] = _derive.sort_rows(plain, grain)
-    tables["metric"] = _with_units(tables["metric"])
+    tables["event"] = _derive.sort_rows(events.drop_columns([SOURCE_COLUMN]), "event")
+    tables["metric"] = _derive.sort_rows(_with_units(rows("metric").drop_columns([SOURCE_COLUMN])), "metric")
     owners = _owners(tables, linked.owner, traces.owner)
     complete = {
         grain: tables[grain]
-        .cast(arrow_schema(grain))
+        .cast(inner_schema(grain))
         .combine_chunks()
         .append_column(OWNER, pa.array(owners[grain], pa.int64(), mask=owners[grain] < 0))
         for grain in GRAINS
@@ -125,11 +121,11 @@ def _owners(tables: Mapping[str, pa.Table], sessions: Ints, traces: Ints) -> dic
     }
 
 
-def _rows(records: Records, grain: str, run_names: Mapping[str, str]) -> pa.Table:
+def _rows(records: Records, run_names: Mapping[str, str], grain: str) -> pa.Table:
     """Return the rows of a grain with the run's name and the number of their source."""
     table = records.table(grain)
     if not len(table):
-        return empty_table(grain).append_column(SOURCE_COLUMN, pa.array([], pa.int8()))
+        return table.append_column(SOURCE_COLUMN, pa.array([], pa.int8()))
     paths = one_array(records.tables[grain].column("path"))
     known = [path for path in paths.dictionary.to_pylist()]
     places = paths.indices.to_numpy()
@@ -167,6 +163,11 @@ def _sorted_sessions(sessions: Linked) -> Linked:
     return sessions if order is None else Linked(take_table(sessions.table, order), sessions.owner[order])
 
 
+def _sorted_traces(traces: Linked) -> Linked:
+    order = _derive.trace_order(traces)
+    return Linked(take_table(traces.table, order), traces.owner[order])
+
+
 def _rollouts(rollouts: pa.Table, groups: pa.Table, traces: pa.Table) -> pa.Table:
     """Add rows for rollouts that only their groups or traces tell of."""
     names = ["run", "evaluation", "rollout_id"]
@@ -177,7 +178,7 @@ def _rollouts(rollouts: pa.Table, groups: pa.Table, traces: pa.Table) -> pa.Tabl
     fresh = np.flatnonzero((occurrences(key) == 0) & (np.arange(len(key)) >= len(rollouts)))
     if len(fresh):
         head = both.take(fresh)
-        schema = arrow_schema("rollout")
+        schema = inner_schema("rollout")
         columns: dict[str, Any] = {name: one_array(head.column(name)) for name in names}
         columns["sources"] = pa.array(["derived"] * len(fresh), pa.string())
         arrays = [columns.get(field.name, pa.nulls(len(fresh), field.type)) for field in schema]

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from analysis._tables import integers, one_array, set_columns
 from analysis.merge import OWNER
 from analysis.problems import Problem
-from analysis.records import widen
+from analysis.records import inner_schema, widen
 from analysis.schema import GRAINS, SCHEMA_VERSION, TOKEN_REFS, arrow_schema
 from analysis.sources.base import SourceFile
 
@@ -181,7 +181,7 @@ def _with_owners(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
             there[there] = known[place[there]] == owner[there]
         else:
             place, there = owner, np.zeros(len(owner), dtype=bool)
-        plain = table.select(arrow_schema(grain).names).cast(arrow_schema(grain))
+        plain = widen(table, inner_schema(grain))
         result[grain] = plain.append_column(OWNER, pa.array(place.astype(np.int64), mask=~there))
     return result
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,17 @@ from analysis.schema import GRAINS, TOKEN_REFS, arrow_schema
 from analysis.sources.base import FileRecords, Position, ReadOptions, SourceFile
 from analysis.sources.registry import read_files
 
-__all__ = ["Records", "lost_file", "read_slim", "renamed_paths", "slim", "together", "widen"]
+__all__ = ["Records", "inner_schema", "lost_file", "read_slim", "renamed_paths", "slim", "together", "widen"]
+
+
+PATH_TYPE = pa.dictionary(pa.int32(), pa.string())
+
+
+@cache
+def inner_schema(grain: str) -> pa.Schema:
+    """Return the schema of a table inside the loader: as declared but for paths, which are many and alike."""
+    schema = arrow_schema(grain)
+    return schema.set(schema.names.index("path"), pa.field("path", PATH_TYPE))
 
 
 def slim(table: pa.Table) -> pa.Table:
@@ -35,8 +46,7 @@ def widen(table: pa.Table, schema: pa.Schema) -> pa.Table:
     arrays = []
     for name, kind in zip(schema.names, schema.types, strict=True):
         if name in table.column_names:
-            column = table.column(name)
-            arrays.append(column if column.type == kind else column.cast(kind))
+            arrays.append(_as_type(table.column(name), kind))
         else:
             if kind not in nulls:
                 nulls[kind] = pa.nulls(len(table), kind)
@@ -52,6 +62,12 @@ def read_slim(files: Sequence[SourceFile], *, options: ReadOptions) -> FileRecor
         tables={grain: slim(table) for grain, table in records.tables.items()},
         token_refs=slim(records.token_refs),
     )
+
+
+def _as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if column.type == kind:
+        return column
+    return column.dictionary_encode() if pa.types.is_dictionary(kind) else column.cast(kind)
 
 
 def renamed_paths(table: pa.Table, rename: Callable[[str], str]) -> pa.Table:
@@ -100,9 +116,9 @@ class Records:
     positions: Mapping[str, Position] = field(default_factory=dict)
 
     def table(self, grain: str) -> pa.Table:
-        """Return the table of a grain with all its columns (``path`` as text)."""
+        """Return the table of a grain with all columns of `inner_schema`."""
         found = self.tables.get(grain)
-        schema = arrow_schema(grain)
+        schema = inner_schema(grain)
         return schema.empty_table() if found is None else widen(found, schema)
 
     def without(self, paths: Iterable[str], *, tails: Mapping[str, Position] | None = None) -> Records:

@@ -22,11 +22,12 @@ from analysis.merge import OWNER
 from analysis.parallel import Engine
 from analysis.parquet_dataset import INSIDE
 from analysis.problems import problems_frame, skipped_frame
-from analysis.schema import GRAINS, columns_of, describe, to_frame
+from analysis.records import widen
+from analysis.schema import GRAINS, arrow_schema, columns_of, describe, to_frame
 from analysis.store import Store
 from analysis.token_files import TokenFiles
 from analysis.token_text import Decoder, TokenText, find_tokenizer
-from analysis.tokens import TokenArrays, Window, read_tokens
+from analysis.tokens import TRACE_COLUMNS, TokenArrays, Window, read_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,7 +102,7 @@ class Run:
             One of `analysis.schema.GRAINS`.
         """
         columns_of(grain)
-        return self._tables()[grain].drop_columns([OWNER])
+        return widen(self._tables()[grain], arrow_schema(grain))
 
     def owned_table(self, grain: str) -> pa.Table:
         """Return a table like `table`, with the place of each row's owner in `analysis.merge.OWNER`.
@@ -109,6 +110,7 @@ class Run:
         Places are those in this view's table of the next outer level (`analysis.parquet_dataset.INSIDE`).
         """
         table = self._tables()[grain]
+        table = widen(table, arrow_schema(grain)).append_column(OWNER, table.column(OWNER))
         if grain not in INSIDE:
             return table
         stayed = self._current()[2][INSIDE[grain]]
@@ -166,8 +168,9 @@ class Run:
         chosen = _of_sessions(traces, session_id)
         if trace_index is not None:
             chosen &= _equal(traces, "trace_index", trace_index)
-        placeholder = np.asarray(traces.column("placeholder").fill_null(False).to_numpy(), dtype=bool)
-        table = take_table(traces, np.flatnonzero(chosen & ~placeholder))
+        rows = np.flatnonzero(chosen)
+        table = traces.select(TRACE_COLUMNS).take(pa.array(rows))
+        table = table.filter(pc.invert(pc.fill_null(table.column("placeholder"), False)))
         return read_tokens(table, self._refs(), self._files, window=window, text=self._token_text())
 
     # Account
@@ -355,10 +358,12 @@ class Run:
                 raise KeyError(
                     f"no columns {sorted(unknown)} in table {grain!r}; see run.describe({grain!r})"
                 )
-            return to_frame(table.select(list(columns)))
+            schema = arrow_schema(grain)
+            return to_frame(widen(table, pa.schema([schema.field(name) for name in columns])))
         if grain not in self._frames:
-            self._frames[grain] = to_frame(table.drop_columns([OWNER]))
-        return self._frames[grain].copy()
+            self._frames[grain] = to_frame(widen(table, arrow_schema(grain)))
+            pa.default_memory_pool().release_unused()
+        return shared_copy(self._frames[grain])
 
     def _refs(self) -> pa.Table:
         return self._store.token_refs
@@ -372,6 +377,14 @@ class Run:
             if source is not None:
                 self._text = TokenText(source)
         return self._text
+
+
+def shared_copy(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a copy that a caller may change; where pandas can, data is copied when that happens."""
+    import pandas as pd
+
+    on_write = int(pd.__version__.partition(".")[0]) >= 3
+    return frame.copy(deep=not on_write)
 
 
 def _equal(table: pa.Table, name: str, value: Any) -> np.ndarray:

@@ -45,6 +45,7 @@ __all__ = [
     "describe",
     "empty_frame",
     "empty_table",
+    "to_array",
     "to_frame",
 ]
 
@@ -255,6 +256,14 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
     """
     frame: pd.DataFrame = table.to_pandas(types_mapper=_pandas_types().get, ignore_metadata=True)
     return frame
+
+
+def to_array(values: pa.Array) -> Any:
+    """Return one Arrow array as a pandas array with the declared nullable dtype."""
+    import pandas as pd  # here: processes that only read files need no frames
+
+    dtype = _pandas_types().get(values.type)
+    return pd.array(values.to_pandas()) if dtype is None else dtype.__from_arrow__(values)
 
 
 def empty_frame(grain: str) -> pd.DataFrame:

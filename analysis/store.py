@@ -23,9 +23,9 @@ from analysis.merge import OWNER, merge
 from analysis.parallel import Engine, chunked, map_chunks, plan
 from analysis.parquet_dataset import MANIFEST, dataset_of, joined, restore
 from analysis.problems import Problem, Skipped
-from analysis.records import Records, lost_file, read_slim, together, widen
+from analysis.records import Records, inner_schema, lost_file, read_slim, together, widen
 from analysis.run_names import Root, name_runs
-from analysis.schema import GRAINS, TOKEN_REFS, arrow_schema
+from analysis.schema import GRAINS, TOKEN_REFS
 from analysis.sources.base import FileRecords, ReadOptions, SourceFile, SourceKind
 
 __all__ = ["Settings", "Store"]
@@ -92,7 +92,7 @@ class Store:
     Attributes
     ----------
     tables
-        The joined tables, each with its declared columns and `analysis.merge.OWNER`.
+        The joined tables: `analysis.records.inner_schema` and `analysis.merge.OWNER`.
     records
         Everything as it was read.
     run_names
@@ -229,9 +229,11 @@ class Store:
                 self.strictly(part.problems)
                 waiting.append(_retried(part))
                 if len(waiting) == _COMPACT_EVERY:
-                    records = records.plus(waiting, order)
-                    waiting = []
-        return records.plus(waiting, order)
+                    records, waiting = records.plus(waiting, order), []
+                    pa.default_memory_pool().release_unused()
+        records = records.plus(waiting, order)
+        pa.default_memory_pool().release_unused()
+        return records
 
     def _join(self, parts: list[_Part]) -> None:
         """Make the joined tables, or take them from the index where nothing changed since it was written."""
@@ -339,7 +341,7 @@ def _retried(part: FileRecords) -> FileRecords:
 def _complete(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
     """Return tables with all their columns: those without a value are left out of the index."""
     owner = pa.field(OWNER, pa.int64())
-    return {grain: widen(tables[grain], arrow_schema(grain).append(owner)) for grain in GRAINS}
+    return {grain: widen(tables[grain], inner_schema(grain).append(owner)) for grain in GRAINS}
 
 
 def _names_text(names: Mapping[str, str]) -> str:

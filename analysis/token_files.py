@@ -21,6 +21,7 @@ from analysis.errors import ForeignFileError, LoadError
 from analysis.safe_pickle import load_pt
 from analysis.sources.base import ReadOptions
 from analysis.sources.files import decode_json
+from analysis.sources.token_stats import mask_from_json
 
 __all__ = ["Place", "TokenFiles", "TraceArrays"]
 
@@ -107,8 +108,16 @@ class TokenFiles:
         self._options = options
         self._kept: OrderedDict[tuple[Any, ...], tuple[int, Sequence[TraceArrays]]] = OrderedDict()
 
-    def read(self, place: Place) -> TraceArrays:
+    def read(self, place: Place, window: slice = slice(None)) -> TraceArrays:
         """Return the arrays of one trace.
+
+        Parameters
+        ----------
+        place
+            Where they lie.
+        window
+            Which of its tokens are of interest, prompt included: values outside may be 0 or NaN, but lengths
+            and masks are always whole.
 
         Raises
         ------
@@ -118,7 +127,7 @@ class TokenFiles:
             If the file cannot be read.
         """
         if place.ranges:
-            return _from_ranges(place)
+            return _from_ranges(place, window)
         reader = _READERS.get(place.source)
         if reader is None:
             raise LoadError(f"{place.path}: no token arrays are read from files of {place.source!r}")
@@ -147,24 +156,59 @@ def _bytes(trace: TraceArrays) -> int:
     return sum(array.nbytes for array in arrays if array is not None)
 
 
-def _from_ranges(place: Place) -> TraceArrays:
+def _from_ranges(place: Place, window: slice) -> TraceArrays:
     texts: dict[str, bytes] = {}
     with open(place.path, "rb") as stream:
         for name, (offset, length) in place.ranges.items():
             texts[name] = os.pread(stream.fileno(), length, offset)
             if len(texts[name]) != length or texts[name][:1] != b"[" or texts[name][-1:] != b"]":
                 raise LoadError(f"{place.path}: no {name} array at byte {offset:,}", _CHANGED)
+    mask, logprobs = texts.get("mask", b"[]"), texts.get("logprob")
     try:
-        mask = texts.get("mask", b"[]")
-        logprobs = texts.get("logprob")
+        prompt, response = _JsonArray(texts.get("prompt", b"[]")), _JsonArray(texts.get("response", b"[]"))
+        start, stop, _ = window.indices(len(prompt) + len(response))
+        first, last = max(0, start - len(prompt)), max(0, stop - len(prompt))
+        numbers = None if logprobs is None else _JsonArray(logprobs)
         return TraceArrays(
-            prompt=_ids(_decoded_list(texts.get("prompt", b"[]"), _INTS, _LAX_INTS)),
-            response=_ids(_decoded_list(texts.get("response", b"[]"), _INTS, _LAX_INTS)),
-            mask=None if mask == b"[]" else _flags(_decoded_list(mask, _INTS, _LAX_INTS)),
-            logprobs=None if logprobs is None else _numbers(_decoded_list(logprobs, _NUMBERS, _LAX_NUMBERS)),
+            prompt=prompt.part(start, stop, _INTS, _LAX_INTS, np.int32),
+            response=response.part(first, last, _INTS, _LAX_INTS, np.int32),
+            mask=None if mask == b"[]" else _flags_of(mask),
+            logprobs=None
+            if numbers is None
+            else numbers.part(first, last, _NUMBERS, _LAX_NUMBERS, np.float32),
         )
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
         raise LoadError(f"{place.path}: a token array cannot be read", str(error)[:200]) from error
+
+
+class _JsonArray:
+    """A JSON array of numbers, of which only what is asked for is decoded."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._commas = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == ord(","))
+        self._empty = not len(self._commas) and not text.strip(b"[] \n\r\t")
+
+    def __len__(self) -> int:
+        return 0 if self._empty else len(self._commas) + 1
+
+    def part(self, start: int, stop: int, strict: Any, lax: Any, dtype: Any) -> Any:
+        """Return an array of the whole length in which the part is filled in."""
+        count = len(self)
+        start, stop = min(start, count), min(stop, count)
+        whole = np.full(count, np.nan if dtype is np.float32 else 0, dtype=dtype)
+        if start < stop:
+            begin = 1 if start == 0 else int(self._commas[start - 1]) + 1
+            end = len(self._text) - 1 if stop == count else int(self._commas[stop - 1])
+            whole[start:stop] = _decoded_list(b"[" + self._text[begin:end] + b"]", strict, lax)
+        return whole
+
+
+def _flags_of(text: bytes) -> Flags:
+    flags = mask_from_json(text)
+    if flags is None:
+        raise ValueError("a mask entry that is neither 0 nor 1")
+    return np.frombuffer(flags, dtype=np.int8)
 
 
 def _decoded_list(text: bytes, strict: Any, lax: Any) -> Any:

@@ -22,14 +22,14 @@ from analysis.context_parallel import assemble, find_layout
 from analysis.errors import LoadError
 from analysis.problems import Problem
 from analysis.records import widen
-from analysis.schema import TOKEN_REFS, to_frame
+from analysis.schema import TOKEN_REFS, to_array, to_frame
 from analysis.token_files import Place, TokenFiles, TraceArrays
 from analysis.token_text import TokenText
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MISSING_FLAG", "TokenArrays", "Window", "read_tokens", "refs_of"]
+__all__ = ["MISSING_FLAG", "TRACE_COLUMNS", "TokenArrays", "Window", "read_tokens", "refs_of"]
 
 Window = tuple[int | None, int | None] | slice | None
 
@@ -37,6 +37,9 @@ MISSING_FLAG = -1
 """Stands in the flags of `TokenArrays` where nothing is known, and in `turn` where a token is in none."""
 
 _ID_COLUMNS = ("run", "rollout_id", "evaluation", "group_index", "session_id", "trace_index", "sample_index")
+TRACE_COLUMNS = [*_ID_COLUMNS, "tokens_hash", "placeholder"]
+"""Columns of the trace table that reading tokens needs."""
+
 _BASE = ("parquet", "polar", "rollout_dump", "rejected", "train_dump")
 _TRAINED_ON = ("parquet", "train_dump", "rollout_dump", "rejected")
 
@@ -47,9 +50,8 @@ class TokenArrays:
 
     Attributes
     ----------
-    traces
-        One row per trace: its ids, and its columns ``prompt_tokens``, ``response_tokens`` (of the whole
-        trace) and ``start`` (position of its first token here).
+    table
+        `traces` as an Arrow table.
     rows
         int64, shape (n,): place of each trace among those that were asked for; traces without tokens are out.
     offsets
@@ -72,7 +74,7 @@ class TokenArrays:
         What could not be read.
     """
 
-    traces: pd.DataFrame
+    table: pa.Table
     rows: Ints
     offsets: Ints
     ids: NDArray[np.int32]
@@ -88,6 +90,14 @@ class TokenArrays:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def traces(self) -> pd.DataFrame:
+        """One row per trace: ids, ``prompt_tokens``, ``response_tokens`` (of the whole trace), ``start``.
+
+        ``start`` is the position of the trace's first token here.
+        """
+        return to_frame(self.table)
 
     def frame(self, *, text: bool | None = None) -> pd.DataFrame:
         """Return one row per token, with the ids of its trace.
@@ -195,6 +205,7 @@ def read_tokens(
     text
         Gives tokens their text.
     """
+    chosen = _bounds(window)
     mine, owner = refs_of(traces, refs)
     problems: list[Problem] = []
     places: dict[int, list[Place]] = {}
@@ -205,9 +216,9 @@ def read_tokens(
     parts: list[_Parts] = []
     kept: list[int] = []
     for trace in range(len(traces)):
-        found = _read_all(places.get(trace, ()), files, problems)
+        found = _read_all(places.get(trace, ()), files, problems, chosen)
         if found:
-            parts.append(_cut(found, _bounds(window)))
+            parts.append(_cut(found, chosen))
             kept.append(trace)
     return _flat(traces, kept, parts, tuple(problems), text)
 
@@ -222,7 +233,7 @@ def _bounds(window: Window) -> slice:
 
 
 def _read_all(
-    places: Iterable[Place], files: TokenFiles, problems: list[Problem]
+    places: Iterable[Place], files: TokenFiles, problems: list[Problem], window: slice
 ) -> dict[str, list[TraceArrays]]:
     """Read what each source says; a file that fails is noted, the others count."""
     found: dict[str, list[TraceArrays]] = {}
@@ -230,7 +241,7 @@ def _read_all(
         if place.source not in ("train_dump",) and place.source in found:
             continue  # a copy of what is known
         try:
-            found.setdefault(place.source, []).append(files.read(place))
+            found.setdefault(place.source, []).append(files.read(place, window))
         except OSError as error:
             problems.append(Problem(place.path, "token arrays cannot be read", error.strerror or str(error)))
         except ValueError as error:
@@ -341,7 +352,7 @@ def _flat(
         return np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.zeros(0, dtype=dtype)
 
     return TokenArrays(
-        traces=to_frame(table),
+        table=table,
         rows=rows,
         offsets=np.r_[0, np.cumsum([len(part.ids) for part in parts], dtype=np.int64)].astype(np.int64),
         ids=flat("ids", np.int32),
@@ -364,11 +375,11 @@ def _frame(tokens: TokenArrays, text: bool | None) -> pd.DataFrame:
         raise LoadError(
             "no tokenizer to give tokens their text", "", "load the run with tokenizer=<HF folder>"
         )
-    owner = np.repeat(np.arange(len(tokens.traces)), np.diff(tokens.offsets))
+    owner = pa.array(np.repeat(np.arange(len(tokens.table)), np.diff(tokens.offsets)))
     columns: dict[str, Any] = {}
-    for name in tokens.traces.columns:
-        if name in _ID_COLUMNS:
-            columns[name] = tokens.traces[name].array.take(owner)
+    for name in _ID_COLUMNS:
+        values = one_array(tokens.table.column(name)).take(owner)
+        columns[name] = to_array(values)
     columns["position"] = pd.array(tokens.position, dtype="Int32")
     columns["token"] = pd.array(tokens.ids, dtype="Int32")
     if text or (text is None and tokens.text is not None):
