@@ -1,0 +1,157 @@
+"""What an autopsy found, and the same as plain text and as HTML; all that came from a run is escaped."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+__all__ = ["Autopsy"]
+
+_SHOWN = ("position", "session_id", "status", "reward", "baseline", "spread", "advantage")
+_TRACES = (
+    "session_id",
+    "trace_index",
+    "reward",
+    "advantage",
+    "trained",
+    "trainable_tokens",
+    "token_weight",
+    "pull",
+)
+_MAX_TEXT = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Autopsy:
+    """The arithmetic of one group.
+
+    Attributes
+    ----------
+    ids
+        What names the group: run, rollout, worker, numbers, prompt preview.
+    estimator, formula
+        What gave the advantages, and its formula.
+    facts
+        Numbers of the whole group: `expected`, `counted` trajectories, `mean`, `deviation` (sample, over the
+        counted trajectories), `signal` (in words).
+    trajectories
+        One row per expected session: `position`, `trajectory`, `session_id`, `attempt`, `status`, `counted`
+        (it entered the statistics), `reward` (mean over its trainable traces), `baseline`, `spread` (what the
+        difference is divided by), `advantage` (mean over its traces), `traces`, `trainable_tokens`,
+        `arithmetic` (in text), `absent` (why it is not counted).
+    traces
+        One row per trace: `session_id`, `trace_index`, `reward`, `in_mean`, `baseline`, `spread`,
+        `advantage`, `trained` (what the trainer was handed, where known), `difference`, `trainable_tokens`,
+        `token_weight` (advantage over the trajectory's trainable tokens: what each of its tokens is
+        multiplied by in the loss, up to the number of trajectories), `pull` (their sum).
+    tokens
+        One row per response token, where token arrays are known: `session_id`, `trace_index`, `position`,
+        `token_id`, `mask`, `weight`.
+    """
+
+    ids: dict[str, Any]
+    estimator: str
+    formula: str
+    facts: dict[str, Any]
+    trajectories: pd.DataFrame
+    traces: pd.DataFrame
+    tokens: pd.DataFrame
+
+    def text(self) -> str:
+        """Return the arithmetic as plain text, for people and logs."""
+        return _text(self)
+
+    def _repr_html_(self) -> str:
+        return _html(self)
+
+
+def _text(autopsy: Autopsy) -> str:
+    """Return the arithmetic as plain text."""
+    lines = [
+        _title(autopsy),
+        f"estimator: {autopsy.estimator}",
+        f"formula:   {autopsy.formula}",
+        f"group:     {_facts(autopsy)}",
+        "",
+        "trajectories",
+    ]
+    for row in autopsy.trajectories.to_dict("records"):
+        name = f"  [{_cell(row['position'])}] {_cell(row['session_id'])}"
+        if row["counted"] is True:
+            lines.append(f"{name}: {_cell(row['arithmetic'])}, over {_cell(row['trainable_tokens'])} tokens")
+        else:
+            lines.append(f"{name}: not counted: {_cell(row['absent'])}")
+    lines += ["", "traces"]
+    for row in autopsy.traces.to_dict("records"):
+        trained = "" if pd.isna(row["trained"]) else f", trained with {_cell(row['trained'])}"
+        lines.append(
+            f"  {_cell(row['session_id'])} #{_cell(row['trace_index'])}: reward {_cell(row['reward'])},"
+            f" advantage {_cell(row['advantage'])}{trained}: {_cell(row['trainable_tokens'])} tokens"
+            f" x {_cell(row['token_weight'])} = {_cell(row['pull'])}"
+        )
+    return "\n".join(lines)
+
+
+def _html(autopsy: Autopsy) -> str:
+    """Return the arithmetic as an HTML fragment without scripts or outside resources."""
+    absent = autopsy.trajectories[~autopsy.trajectories["counted"].fillna(False).to_numpy(dtype=bool)]
+    counted = autopsy.trajectories.drop(index=absent.index)
+    parts = [
+        f"<h4>{_escaped(_title(autopsy))}</h4>",
+        f"<p>{_escaped(_facts(autopsy))}<br><code>{_escaped(autopsy.estimator)}</code>: "
+        f"{_escaped(autopsy.formula)}</p>",
+        _table(counted, (*_SHOWN, "arithmetic"), "Trajectories that are compared"),
+        _table(absent, ("position", "session_id", "status", "absent"), "Absent, and why"),
+        _table(autopsy.traces, _TRACES, "Traces"),
+    ]
+    return '<div class="autopsy">' + "".join(parts) + "</div>"
+
+
+def _title(autopsy: Autopsy) -> str:
+    ids = autopsy.ids
+    fate = str(ids.get("state") or "unfinished")
+    if ids.get("reject_reason"):
+        fate += f" ({ids['reject_reason']})"
+    title = f"Group {_cell(ids.get('group'))} (index {_cell(ids.get('group_index'))})"
+    title += f", rollout {_cell(ids.get('rollout_id'))}: {fate}"
+    preview = ids.get("prompt_preview")
+    return f"{title}; prompt: {_cell(preview)}" if preview else title
+
+
+def _facts(autopsy: Autopsy) -> str:
+    facts = autopsy.facts
+    return (
+        f"{facts['counted']} of {facts['expected']} trajectories counted, mean {_cell(facts['mean'])},"
+        f" deviation {_cell(facts['deviation'])}; signal: {facts['signal']}"
+    )
+
+
+def _table(frame: pd.DataFrame, names: Sequence[str], caption: str) -> str:
+    if frame.empty:
+        return ""
+    head = "".join(f'<th scope="col">{_escaped(name.replace("_", " "))}</th>' for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_escaped(_cell(row[name]))}</td>" for name in names) + "</tr>"
+        for row in frame.to_dict("records")
+    )
+    return (
+        f"<table><caption>{_escaped(caption)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None or value is pd.NA or value != value:
+        return "?"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = "".join(c if c.isprintable() else "·" for c in str(value))
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text, quote=True)
