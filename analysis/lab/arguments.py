@@ -106,7 +106,7 @@ def trainer_arguments(
     """Return the namespace that Slime would hand to its plug-ins, with the keys of `polar` as attributes."""
     held_out = EvalDataset(EVAL_DATASET, str(folder.prompts / "held_out.jsonl"))
     return argparse.Namespace(
-        hf_checkpoint=str(folder.checkpoint / "live"),
+        hf_checkpoint=str(folder.checkpoint / "initial"),
         rollout_batch_size=settings.rollout_batch_size,
         n_samples_per_prompt=settings.n_samples_per_prompt,
         global_batch_size=settings.rollout_batch_size * settings.n_samples_per_prompt,

@@ -76,7 +76,7 @@ class Task:
         now = self._progress.clock()
         left = time_left(self.done, self.total, now - self._started)
         shown = {**numbers, "left": "?" if left is None else duration(left)}
-        with self._progress.lock:
+        with self._progress.speaking():
             if self._progress.live and self._bar is None:
                 self._bar = self._new_bar()
             if self._bar is not None:
@@ -87,7 +87,7 @@ class Task:
             elif self._every_step or self.done >= self.total or now - self._last_line >= PLAIN_INTERVAL:
                 self._last_line = now
                 text = "  ".join(f"{key} {value}" for key, value in shown.items())
-                self._progress.write(f"{self.label} {self.done}/{self.total}  {text}")
+                self._progress.note(f"{self.label} {self.done}/{self.total}  {text}")
 
     def _new_bar(self) -> Any:
         stream = self._progress.stream
@@ -104,7 +104,7 @@ class Task:
 
     def close(self) -> None:
         """End the task; on a terminal its bar stays as it stands."""
-        with self._progress.lock:
+        with self._progress.speaking():
             if self._bar is not None:
                 self._bar.close()
                 self._bar = None
@@ -135,12 +135,12 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Show one line (or several), above a bar if one is being drawn."""
-        with self.lock:
+        with self.speaking():
             if self.live:
                 _Bar.write(text, file=self.stream)
-                self.stream.flush()
             else:
-                self.write(text)
+                self.stream.write(text + "\n")
+            self.stream.flush()
 
     def elapsed(self) -> float:
         """Return the seconds since this object was made: since the start of the run."""
@@ -150,16 +150,15 @@ class Progress:
         """Announce what begins now, with the time since the start of the run."""
         self.note(f"[{duration(self.elapsed()):>5}] {text}")
 
-    def write(self, text: str) -> None:
-        """Write whole lines at once and flush them; a reader that went away is no reason to fail."""
+    @contextmanager
+    def speaking(self) -> Iterator[None]:
+        """Hold the lock while the block writes; a reader that went away is no reason to fail."""
         with self.lock:
             try:
-                self.stream.write(text + "\n")
-                self.stream.flush()
-            except BrokenPipeError:
-                # Nobody reads any more (`workbench lab | head`): the run and its folder matter, the voice
-                # does not. Without this the interpreter would complain about the same pipe again when it
-                # flushes at exit.
+                yield
+            except OSError:
+                # Nobody reads any more (`workbench lab | head`, a closed terminal): the run and its folder
+                # matter, the voice does not. Without this the interpreter would complain again at its exit.
                 _discard(self.stream)
 
     @contextmanager

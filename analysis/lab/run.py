@@ -82,6 +82,7 @@ def run_lab(
     torch.set_num_threads(1)
     with run_logging(folder.logs / "lab.log"):
         _train(settings, folder, progress, interrupts)
+        (folder.checkpoint / "live").rename(folder.checkpoint / "final")
         interrupts.check()
         return _report(settings, folder, progress)
 
@@ -119,6 +120,7 @@ def _with_resources(
     interrupts.check()
     stack.wait_ready(progress.stage)
     args = _prepare(settings, folder, stack)
+    _configure(args, settings, folder, stack, _session_timeout(settings, None))
     resources.callback(stop_global_worker)
     loop = TrainingLoop(
         args=args,
@@ -140,7 +142,6 @@ def _with_resources(
     stop_global_worker()
     with shown_warnings(progress):
         _evaluate(loop, settings.rollouts, "after", settings, progress)
-    copy_checkpoint(live, folder.checkpoint / "final")
     progress.stage("stopping engine, router and rollout server")
 
 

@@ -65,7 +65,7 @@ class RunFolder:
 
     @property
     def checkpoint(self) -> Path:
-        """``initial`` and ``final`` checkpoints, and ``live``, which the engines load."""
+        """``initial`` and ``final`` checkpoints; while the run goes on ``live``, which the engines load."""
         return self.root / "checkpoint"
 
     @property

@@ -136,7 +136,7 @@ class LabSettings:
     engines: int = 1
     run_workers: int = 64
     eval_prompts: int = 128
-    warm_start_steps: int = 200
+    warm_start_steps: int = 300
     train: TrainerSettings = field(default_factory=TrainerSettings)
     troubles: AgentTroubles = field(default_factory=AgentTroubles)
 

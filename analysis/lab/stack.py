@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -118,11 +118,10 @@ class Stack:
     def stop(self) -> None:
         """End every process, the rollout server first; returns when all are gone."""
         # Sessions must stop asking before the router goes, the router before the engines: in this order
-        # nothing is logged as a failure. Engines end at the same time.
-        self._rollout_server.stop()
-        self._router.stop()
-        with ThreadPoolExecutor(max_workers=len(self._engines)) as pool:
-            list(pool.map(ChildProcess.stop, self._engines))
+        # nothing is logged as a failure. One that cannot be stopped keeps none of the others.
+        with ExitStack() as stops:
+            for process in self.processes:
+                stops.callback(process.stop)
 
     def _engine(self, settings: LabSettings, model: Path, number: int) -> ChildProcess:
         port = free_port(HOST)

@@ -83,7 +83,7 @@ def test_settings_are_plain_data() -> None:
     back = json.loads(text)
     assert back["seed"] == 7
     assert back["train"]["learning_rate"] == 2e-3
-    assert back["troubles"]["session_timeout"] > 0
+    assert back["troubles"]["failure_rate"] > 0
 
 
 def test_settings_load_nothing_heavy() -> None:
