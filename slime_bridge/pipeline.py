@@ -8,6 +8,7 @@ nothing and hands out nothing by itself; the worker asks for both on behalf of t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -19,9 +20,10 @@ from anyio.abc import TaskGroup
 
 from slime_bridge.batch import DeliveredGroup, DrawnGroup, Report, Step
 from slime_bridge.callbacks import CallbackListener
+from slime_bridge.capabilities import Capabilities, configured_features
 from slime_bridge.client import PolarClient, connection_limits
 from slime_bridge.collect import CollectEvent, CollectEventKind, Collector
-from slime_bridge.config import PolarSlimeConfig
+from slime_bridge.config import PolarSlimeConfig, keys_without_effect
 from slime_bridge.errors import BridgeError, PolarOutageError, SubmitRejectedError, TransportError
 from slime_bridge.filters import TrainerFilters
 from slime_bridge.group_flow import GroupFlow, failure_reason
@@ -35,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 0.25
 _OUTAGE_LOOK_SECONDS = 1.0
+_HEALTH_SECONDS = 5.0
 _AWAY_LIMIT = 1
 """Groups in flight while the server is away: enough to notice that it is back."""
 
@@ -63,6 +66,8 @@ class Pipeline:
     ----------
     flow : GroupFlow
         The groups.
+    capabilities : Capabilities
+        What has no effect, with this server or with any.
     """
 
     def __init__(
@@ -77,6 +82,12 @@ class Pipeline:
         on_move: Callable[[], None],
     ) -> None:
         self.flow = GroupFlow(config, journal, keep_samples=filters.wants_all_samples)
+        self.capabilities = Capabilities(
+            config.rollout_url,
+            configured_features(config),
+            journal,
+            keys_without_effect(builder.args, config),
+        )
         self._filters = filters
         self._config = config
         self._builder = builder
@@ -183,10 +194,12 @@ class Pipeline:
                     journal=self._journal,
                     stamp=self.flow.stamp,
                     on_event=self._on_event,
+                    on_request=self.capabilities.note,
                     filters=self._filters,
                 )
                 self._on_ready()
-                tasks.start_soon(self._watch_outages, name="outage watch")
+                tasks.start_soon(self._watch_outages, client, name="outage watch")
+                tasks.start_soon(self.capabilities.learn, client, name="capabilities")
                 await self._admit_for_ever()
 
     async def _first_answer(self, client: PolarClient) -> None:
@@ -281,10 +294,15 @@ class Pipeline:
             self._journal.record("outage_over", seconds=now - self._away_since)
         self._look()
 
-    async def _watch_outages(self) -> None:
+    async def _watch_outages(self, client: PolarClient) -> None:
         while True:
             await anyio.sleep(_OUTAGE_LOOK_SECONDS)
             self._check_outage()
+            if self.away and not self._scopes:
+                # No group asks the server for anything, and none is drawn before it is seen to be back.
+                # The fuse hears what comes of it; the outage's end and its limit are decided there.
+                with contextlib.suppress(BridgeError), anyio.move_on_after(_HEALTH_SECONDS):
+                    await client.health()
 
     def _check_outage(self) -> None:
         """Stop when the server has been away too long and somebody waits for it."""
