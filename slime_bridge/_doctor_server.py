@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from slime_bridge._doctor_http import Web
 from slime_bridge._doctor_report import Finding, Severity, finding
+from slime_bridge.capabilities import FEATURES, ServerFeatures, configured_features, read_features
 from slime_bridge.client import PolarClient
 from slime_bridge.config import PolarSlimeConfig, resolve_sglang_router_base_url
-from slime_bridge.errors import BridgeError, ConfigError
+from slime_bridge.errors import BridgeError, ConfigError, TransportError
 from slime_bridge.protocol import NodeInfo
 
 __all__ = ["Gateway", "ServerFacts", "check_gateways", "check_router", "check_server"]
@@ -19,6 +20,7 @@ __all__ = ["Gateway", "ServerFacts", "check_gateways", "check_router", "check_se
 _SERVER = "rollout server"
 _GATEWAYS = "gateways"
 _ROUTER = "router"
+_ENGINES_ASKED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +41,15 @@ class ServerFacts:
     nodes
         Its gateways.
     features
-        Optional features by name; None where it does not describe itself.
+        Its optional features; None where it does not describe itself.
     """
 
     nodes: list[NodeInfo] = field(default_factory=list)
-    features: dict[str, bool] | None = None
+    features: ServerFeatures | None = None
 
 
 async def check_server(
-    client: PolarClient, web: Web, config: PolarSlimeConfig
+    client: PolarClient, config: PolarSlimeConfig
 ) -> tuple[list[Finding], ServerFacts | None]:
     """Ask the server whether it is well, what runs, what it can do."""
     started = time.monotonic()
@@ -65,31 +67,19 @@ async def check_server(
     running = sum(status == "running" for status in statuses.values())
     evidence = f"{client.base_url}: {len(statuses)} tasks since its start, {running} of them running"
     found = [finding(_SERVER, Severity.OK, f"answers in {1000 * took:.0f} ms", evidence=evidence)]
-    facts.features = await _features(web, config.rollout_url)
+    facts.features = await _features(client)
     return [*found, *_capabilities(facts.features, config)], facts
 
 
-async def _features(web: Web, rollout_url: str) -> dict[str, bool] | None:
+async def _features(client: PolarClient) -> ServerFeatures | None:
     """Read optional features from the server's description of itself."""
     try:
-        document = await web.get(f"{rollout_url}/openapi.json")
-        paths = document["paths"]
-        submit = paths["/rollout/task/submit"]["post"]
-        schema = submit["requestBody"]["content"]["application/json"]["schema"]
-        name = str(schema.get("$ref", "")).rpartition("/")[2]
-        fields = document["components"]["schemas"][name]["properties"] if name else schema["properties"]
-    except (BridgeError, KeyError, TypeError, AttributeError):
+        return read_features(await client.describe())
+    except BridgeError:
         return None
-    return {
-        "cancel": any(
-            "delete" in entry for path, entry in paths.items() if path.startswith("/rollout/task/{")
-        ),
-        "early stop": "early_stop_min_usable_sessions" in fields,
-        "priority": "dispatch_priority" in fields,
-    }
 
 
-def _capabilities(features: Mapping[str, bool] | None, config: PolarSlimeConfig) -> Iterable[Finding]:
+def _capabilities(features: ServerFeatures | None, config: PolarSlimeConfig) -> Iterable[Finding]:
     if features is None:
         yield finding(
             _SERVER,
@@ -97,29 +87,16 @@ def _capabilities(features: Mapping[str, bool] | None, config: PolarSlimeConfig)
             "it does not describe itself (no /openapi.json), so optional features are found out in use",
         )
         return
-    stops = config.early_stop_min_usable_sessions(config.n_samples_per_prompt) is not None
-    agent_time = config.train_agent_timeout is not None or config.eval_agent_timeout is not None
-    newer = features["cancel"] or features["early stop"]
-    rows = (
-        ("cancel", features["cancel"], True, "tasks that are given up run on to their own timeout"),
-        ("early stop", features["early stop"], stops, "polar_early_stop_grace_sessions has no effect"),
-        (
-            "agent time limit",
-            newer,
-            agent_time,
-            "polar_train_agent_timeout and polar_eval_agent_timeout have none",
-        ),
-    )
-    has = [name for name, there, _, _ in rows if there]
-    lacks = [f"{name}: {without}" for name, there, wanted, without in rows if not there and wanted]
+    wanted = configured_features(config)
+    lacking = features.lacks({*wanted, "cancel"})
+    has = ", ".join(name.replace("_", " ") for name in FEATURES if name in features.available)
+    matters = bool(wanted.intersection(lacking))
     yield finding(
         _SERVER,
-        Severity.WARNING
-        if any(not there and wanted for name, there, wanted, _ in rows[1:])
-        else Severity.INFO,
-        f"optional features: {', '.join(has) or 'none, as the baseline server'}",
-        evidence="\n".join(f"without {text}" for text in lacks),
-        fix="use a newer rollout server, or unset the keys" if lacks[bool(not features["cancel"]) :] else "",
+        Severity.WARNING if matters else Severity.INFO,
+        f"optional features: {has or 'none, as the baseline server'}",
+        evidence="\n".join(f"without {name.replace('_', ' ')}: {FEATURES[name]}" for name in lacking),
+        fix="use a newer rollout server, or unset the keys" if matters else "",
     )
 
 
@@ -213,6 +190,10 @@ async def check_router(web: Web, args: Any, gateways: Iterable[Gateway]) -> tupl
     workers = await _workers(web, router)
     if isinstance(workers, BridgeError):
         answered = await web.seconds(f"{router}/health")
+        if isinstance(answered, TransportError) and answered.reason == "timeout":
+            text = f"{router} is slow to answer: under load that does not mean that it is dead"
+            fix = "look again when less is going on, or at the engines' queues"
+            return [*found, finding(_ROUTER, Severity.WARNING, text, evidence=str(answered), fix=fix)], []
         if isinstance(answered, BridgeError):
             fix = "start the trainer's servers first; the router belongs to Slime"
             return [
@@ -223,10 +204,29 @@ async def check_router(web: Web, args: Any, gateways: Iterable[Gateway]) -> tupl
         return [*found, finding(_ROUTER, Severity.INFO, text)], []
     healthy = [url for url, well in workers if well is not False]
     severity = Severity.OK if healthy else Severity.ERROR
-    evidence = "\n".join(f"{url}{'' if well is not False else ' (not healthy)'}" for url, well in workers)
+    versions = [
+        await _engine_version(web, url) if url in healthy[:_ENGINES_ASKED] else "" for url, _ in workers
+    ]
+    evidence = "\n".join(
+        f"{url}{version if well is not False else ' (not healthy)'}"
+        for (url, well), version in zip(workers, versions, strict=True)
+    )
     fix = "" if healthy else "start the engines; a router answers /health even without any"
     text = f"{router} has {len(healthy)} engines"
     return [*found, finding(_ROUTER, severity, text, evidence=evidence, fix=fix)], healthy
+
+
+async def _engine_version(web: Web, url: str) -> str:
+    """Return an engine's version and weights as text; empty if it does not say."""
+    for path in ("/server_info", "/get_server_info"):
+        try:
+            info = await web.get(f"{url}{path}")
+        except BridgeError:
+            continue
+        if isinstance(info, dict):
+            named = [f"{name} {info[name]}" for name in ("version", "weight_version") if info.get(name)]
+            return f" ({', '.join(named)})" if named else ""
+    return ""
 
 
 async def _workers(web: Web, router: str) -> list[tuple[str, bool | None]] | BridgeError:

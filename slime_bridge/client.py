@@ -122,7 +122,8 @@ class PolarClient:
     base_url : str
         The server's address without credentials.
     fuse : Fuse
-        Passed by every request except `health` and `cancel_task`, and told of every outcome.
+        Passed by every request except `health`, `describe` and `cancel_task`; told of every outcome except
+        that of `describe`.
     inactive_features : dict of str to str
         Optional features that this server was found to lack, each with its reason. Each was logged once.
 
@@ -241,6 +242,12 @@ class PolarClient:
         answer = await self._exchange("GET", "/health", gated=False)
         return await self._decode(_decode_object, answer, "GET", "/health")
 
+    async def describe(self) -> dict[str, Any]:
+        """Return the server's description of itself (OpenAPI); that it has none is no sign of an outage."""
+        path = "/openapi.json"
+        answer = await self._exchange("GET", path, gated=False, telling=False)
+        return await self._decode(_decode_object, answer, "GET", path)
+
     async def cancel_task(self, task_id: str) -> bool:
         """Ask the server to cancel a task, and to refuse a submit of it that is still under way.
 
@@ -273,11 +280,11 @@ class PolarClient:
             return False
         return True
 
-    def mark_inactive(self, feature: str, reason: str) -> None:
+    def mark_inactive(self, feature: str, reason: str, *, level: int = logging.WARNING) -> None:
         """Remember that this server lacks an optional feature, and say so the first time."""
         if feature not in self.inactive_features:
             self.inactive_features[feature] = reason
-            logger.warning("Feature %r is inactive with %s: %s", feature, self.base_url, reason)
+            logger.log(level, "Feature %r is inactive with %s: %s", feature, self.base_url, reason)
 
     async def _exchange(
         self,
@@ -288,8 +295,12 @@ class PolarClient:
         params: dict[str, str] | None = None,
         bounded: bool = True,
         gated: bool = True,
+        telling: bool = True,
     ) -> Answer:
-        """Send one request and return its 2xx answer; every other outcome is raised and told to the fuse."""
+        """Send one request and return its 2xx answer; every other outcome is raised.
+
+        The fuse is asked before a `gated` request and hears of the outcome of a `telling` one.
+        """
         if gated:
             await self.fuse.admit()
         request = f"{method} {self.base_url}{path}"
@@ -308,13 +319,17 @@ class PolarClient:
             )
         except HTTPX_ERRORS as exc:
             error, cause = translate(exc, request, secrets=self._secrets), exc
+        if telling:
+            self._tell_fuse(error, started)
+        if error is not None:
+            raise error from cause
+        return answer
+
+    def _tell_fuse(self, error: BridgeError | None, started: float) -> None:
         if isinstance(error, TransportError) and error.reason != "busy":
             self.fuse.record_failure(error, started=started)
         elif not isinstance(error, ConfigError):
             self.fuse.record_success()
-        if error is not None:
-            raise error from cause
-        return answer
 
     async def _send(
         self, method: str, path: str, content: bytes | None, params: dict[str, str] | None

@@ -146,7 +146,7 @@ async def _network(visit: _Visit) -> AsyncIterator[list[Finding]]:
         control_token=config.control_plane_token,
     )
     async with client, Web(trust_env=config.trust_env, timeout=_REQUEST_SECONDS) as web:
-        found, facts = await check_server(client, web, config)
+        found, facts = await check_server(client, config)
         yield found
         if facts is None:
             return

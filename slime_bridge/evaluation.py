@@ -23,6 +23,7 @@ import anyio
 import anyio.to_thread
 
 from slime_bridge.callbacks import CallbackListener
+from slime_bridge.capabilities import Capabilities
 from slime_bridge.client import PolarClient, connection_limits
 from slime_bridge.collect import Collector, collect_task
 from slime_bridge.config import PolarSlimeConfig, resolve_polar_slime_config
@@ -39,7 +40,7 @@ from slime_bridge.eval_results import (
 from slime_bridge.group_conversion import convert_group
 from slime_bridge.journal import EventLog, NullJournal
 from slime_bridge.loop_thread import LoopThread
-from slime_bridge.protocol import decode_task_payload
+from slime_bridge.protocol import TaskRequest, decode_task_payload
 
 __all__ = ["SessionSlots", "run_evaluation"]
 
@@ -49,6 +50,7 @@ _PROGRESS_SECONDS = 60.0
 _WATCH_SECONDS = 0.5
 _STOP_SECONDS = 2.0
 _SHOWN_ERRORS = 3
+_LEARN_SECONDS = 5.0
 
 
 def run_evaluation(
@@ -127,6 +129,8 @@ class _Run:
         self._done = threading.Event()
         self._failure: BaseException | None = None
         self._running = 0
+        token = ["control_token"] if config.control_plane_token is not None else []
+        self._capabilities = Capabilities(config.rollout_url, token, NullJournal())
 
     def wait(self) -> None:
         """Run to the end; an interrupt of the calling thread stops the run within two seconds."""
@@ -180,6 +184,9 @@ class _Run:
                             group_tasks.start_soon(self._evaluate, number, group, collector)
                         self._gate.drain()
                     running.cancel_scope.cancel()
+                if self._capabilities.wanted:
+                    with anyio.move_on_after(_LEARN_SECONDS):
+                        await self._capabilities.learn(client)
         finally:
             self._gate.close()
 
@@ -189,7 +196,8 @@ class _Run:
         body, error = b"", None
         try:
             deadline = started + group.deadline_seconds
-            body = (await collect_task(collector, group.build_request, deadline=deadline)).body
+            build = partial(self._request, group)
+            body = (await collect_task(collector, build, deadline=deadline)).body
         except TaskFailedError as exc:
             body, error = exc.body, str(exc)
         except Exception as exc:  # a surprise with one task must not take the others' results along
@@ -204,6 +212,11 @@ class _Run:
         self._results[number] = result
         if result.error is not None:
             self._note(f"{group.dataset}[{group.position}]: {result.error}")
+
+    def _request(self, group: EvalGroup, attempt: int) -> TaskRequest:
+        request = group.build_request(attempt)
+        self._capabilities.note(request)
+        return request
 
     def _note(self, error: str) -> None:
         self._errors.append(error)

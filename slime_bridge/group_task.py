@@ -67,8 +67,8 @@ class TaskBuilder:
     """
 
     def __init__(self, config: PolarSlimeConfig, args: Any) -> None:
+        self.args = args
         self._config = config
-        self._args = args
         # A trainer that was killed and restarted must not meet the task ids of its former life.
         self._run = secrets.token_hex(4)
 
@@ -98,7 +98,7 @@ class TaskBuilder:
             If the prompt is blank, or does not fit the template.
         """
         common = {
-            "args": self._args,
+            "args": self.args,
             "config": self._config,
             "sample": part[0],
             "rollout_id": rollout_id,
@@ -142,6 +142,8 @@ class GroupRunner:
         Told of each step of collecting, with the group's id.
     filters
         The trainer's own; asked about groups that are good enough otherwise.
+    on_request
+        Shown each request that is made.
     limiter
         Bounds the threads that convert.
     pushes_wait_for_turns
@@ -155,6 +157,7 @@ class GroupRunner:
     stamp: Callable[[int], int]
     on_event: Callable[[int, CollectEvent], None]
     filters: TrainerFilters
+    on_request: Callable[[TaskRequest], None] = lambda request: None
     limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(2))
     pushes_wait_for_turns: bool = False
 
@@ -195,13 +198,15 @@ class GroupRunner:
         def build(attempt: int) -> TaskRequest:
             version = versions[attempt] = self.stamp(group.group_id)
             part = f"s{index}" if len(parts) > 1 else ""
-            return self.builder.request(
+            request = self.builder.request(
                 parts[index],
                 rollout_id=version,
                 position=group.position,
                 policy_version=version,
                 unique=f"{group.group_id}{part}-{group.admissions}.{attempt}",
             )
+            self.on_request(request)
+            return request
 
         def note(event: CollectEvent) -> None:
             if event.kind in (CollectEventKind.SUBMITTED, CollectEventKind.RESUBMITTED):
@@ -277,9 +282,7 @@ async def _gather(jobs: Sequence[Callable[[], Awaitable[None]]]) -> None:
     async def run(job: Callable[[], Awaitable[None]]) -> None:
         try:
             await job()
-        except (
-            Exception
-        ) as exc:  # noted and raised below, without the group that a task group wraps around it
+        except Exception as exc:  # raised below, without the group that a task group wraps around it
             failures.append(exc)
             tasks.cancel_scope.cancel()
 

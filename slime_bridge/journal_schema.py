@@ -42,6 +42,11 @@ EVENTS: Mapping[str, EventSpec] = MappingProxyType(
         "journal_opened": EventSpec(
             "a process opened the file; group numbers and `seq` start again", ("versions", "config", "pid")
         ),
+        "capabilities": EventSpec(
+            "the server was asked what it can do, or a feature that it lacks was asked for: its optional "
+            "features (null: it does not say), and what has no effect by key or feature",
+            ("features", "inactive"),
+        ),
         "rollout_requested": EventSpec("the trainer asked for a rollout", ("rollout_id", "wanted")),
         "group_drawn": EventSpec(
             "a prompt group was taken from the data source",

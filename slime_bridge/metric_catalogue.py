@@ -79,6 +79,24 @@ _GROUPS = (
         "lower",
     ),
     Metric("polar/dropped_missing_reward_groups", "groups", "rejected: a reward is missing", "lower"),
+    Metric(
+        "polar/dropped_filtered_groups",
+        "groups",
+        "dropped by Slime's dynamic sampling filter, for whatever reason",
+        "lower",
+    ),
+    Metric(
+        "polar/dropped_all_wrong_groups",
+        "groups",
+        "pruned from a complete batch without any success (`polar_drop_all_wrong_groups`)",
+        "lower",
+    ),
+    Metric(
+        "polar/dropped_all_correct_groups",
+        "groups",
+        "pruned from a complete batch beyond the number of mixed ones (`polar_balance_all_correct_groups`)",
+        "lower",
+    ),
     Metric("polar/dropped_{reason}_groups", "groups", "rejected for another reason", "lower"),
     Metric(
         "rollout/dynamic_filter/drop_{reason}",
@@ -307,6 +325,12 @@ _DELIVERY = (
     ),
     Metric("polar/polled_results", "count", "results that polling brought"),
     Metric("polar/journal_dropped_records", "count", "journal records lost since the start", "lower"),
+    Metric(
+        "polar/inactive_features",
+        "count",
+        "keys and optional features without effect; the log and the journal name each with its reason",
+        "lower",
+    ),
 )
 
 _EVALUATION = (

@@ -59,6 +59,9 @@ _ALWAYS_REPORTED = (
     "stale",
     "no_token_ids",
     "missing_reward",
+    "filtered",
+    "all_wrong",
+    "all_correct",
 )
 _REASON_NAMES = {"failed_task": "failed", "too_stale": "stale"}
 _STAGES = ("register_to_init_queue", "init", "run", "postrun")

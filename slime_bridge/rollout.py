@@ -17,7 +17,7 @@ from slime_bridge import _slime
 from slime_bridge.batch import Batch, Report
 from slime_bridge.config import PolarSlimeConfig, require_reward_key, resolve_polar_slime_config
 from slime_bridge.evaluation import run_evaluation
-from slime_bridge.journal import EventLog, NullJournal, open_journal
+from slime_bridge.journal import NullJournal, open_journal
 from slime_bridge.metrics import rollout_metrics
 from slime_bridge.rollout_examples import RolloutExamples
 from slime_bridge.tracking import Tracker, WandbTracker
@@ -83,7 +83,7 @@ def generate_rollout_polar_async(
     worker = _workers.get(args, data_source, config)
     batch, report = worker.collect(rollout_id)
     _warn_about_losses(batch)
-    metrics = _metrics(batch, report, worker.journal)
+    metrics = _metrics(batch, report, worker)
     _workers.tracker.rollout_done(rollout_id, [sample for group in batch.groups for sample in group])
     conversions = [delivery.result.conversion for delivery in batch.deliveries]
     _workers.examples.rollout_done(config, rollout_id, conversions)
@@ -165,20 +165,24 @@ class _Workers:
 _workers = _Workers()
 
 
-def _metrics(batch: Batch, report: Report, journal: EventLog) -> dict[str, float]:
+def _metrics(batch: Batch, report: Report, worker: PolarWorker) -> dict[str, float]:
     try:
         ledger = report.ledger.to_dict()
+        further = {
+            "journal_dropped_records": worker.journal.dropped,
+            "inactive_features": len(worker.inactive_features),
+        }
         metrics = rollout_metrics(
             delivered=batch.facts(),
             rejected=report.window.rejected,
             scheduler=report.counts,
             ledger=ledger,
             window=report.window.decisions,
-            counters={**report.window.counters, "journal_dropped_records": journal.dropped},
+            counters={**report.window.counters, **further},
             filter_drops=report.window.filter_drops,
             wait_seconds=batch.wait_seconds,
         )
-        journal.record("rollout_summary", rollout_id=batch.rollout_id, metrics=metrics, ledger=ledger)
+        worker.journal.record("rollout_summary", rollout_id=batch.rollout_id, metrics=metrics, ledger=ledger)
     except Exception:  # numbers about a batch must not cost the batch
         logger.exception("The metrics of rollout %d could not be computed", batch.rollout_id)
         return {}

@@ -135,6 +135,11 @@ class PolarWorker:
         """Return the books, checked against the scheduler."""
         return self._in_loop(self._pipeline.flow.audit)
 
+    @property
+    def inactive_features(self) -> dict[str, str]:
+        """What is asked for and has no effect, by key or feature, each with its reason."""
+        return self._pipeline.capabilities.inactive
+
     def reserve(self, sessions: int) -> bool:
         """Take session slots for work outside the worker, as evaluation does; False if they are not free."""
         return self._in_loop(self._pipeline.reserve, sessions)
@@ -288,7 +293,7 @@ class PolarWorker:
     def _start(self) -> None:
         """Start the loop, and wait until it has bound its listener and found the server."""
         if self._loop is None and not self._ended:
-            atexit.register(self._at_exit)
+            atexit.register(self.stop, give_back=False)
             exit_on_sigterm(self)
             self._loop = LoopThread(self._pipeline.main, name="polar-worker", on_end=self._on_end)
         while not self._ready.wait(_LOOK_SECONDS) and not self._ended:
@@ -380,12 +385,9 @@ class PolarWorker:
         self._settle(give_back=give_back)
         if give_back:
             self._source.given_up(self._pipeline.flow.take_ended())
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self.stop)
         release_sigterm(self)
         self.journal.close(1.0)
-
-    def _at_exit(self) -> None:
-        self.stop(give_back=False)
 
     def _in_loop(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function where the groups live: in the loop, or right here once there is no loop any more."""

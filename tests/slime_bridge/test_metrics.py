@@ -303,6 +303,7 @@ def _everything() -> dict[str, float]:
     for name in ("requeued", "given_up", "returned", "abandoned"):
         counters[f"{name}_groups"] = 1.0
     counters |= {"submitted_tasks": 9.0, "polled_results": 1.0, "journal_dropped_records": 0.0}
+    counters["inactive_features"] = 2.0
     timed = replace(
         GOOD, timing={f"{s}_ms": 1.0 for s in ("register_to_init_queue", "init", "run", "postrun")}
     )
