@@ -25,6 +25,7 @@ from analysis.stats._autopsy_members import (
 from analysis.stats._autopsy_text import Autopsy
 from analysis.stats._batches import AnyEstimator, Batch, MissingReward, batches, per_trace, resolve
 from analysis.stats._columns import Floats, Ints, floats, integers, nullable, texts
+from analysis.stats._config import estimator_in_use
 from analysis.stats._frames import Frames, as_frames, group_rows
 from slime_bridge.advantages import (
     GRPO,
@@ -45,7 +46,7 @@ __all__ = ["Autopsy", "autopsy"]
 def autopsy(
     run: Any,
     group: int,
-    estimator: AnyEstimator = "loo",
+    estimator: AnyEstimator | None = None,
     *,
     by: str = "group",
     rollout_id: int | None = None,
@@ -61,7 +62,8 @@ def autopsy(
     group
         Its number.
     estimator
-        As in `recompute`; it must give numbers per trace. It sees the whole rollout.
+        As in `recompute`; it must give numbers per trace. It sees the whole rollout. None takes the one that
+        the run was trained with, as far as its files say, else leave-one-trajectory-out.
     by
         What the number is: ``"group"``, the scheduler's, or ``"group_index"``, Slime's.
     rollout_id, worker
@@ -75,7 +77,7 @@ def autopsy(
         If there is no such group, or more than one; the message names them.
     """
     frames = as_frames(run)
-    function = resolve(estimator)
+    function = estimator_in_use(frames) if estimator is None else resolve(estimator)
     if getattr(function, "level", "trace") == "token":
         raise StatsError(f"{function!r} gives numbers per token: an autopsy needs numbers per trace")
     row = _find_group(_groups(frames), group, by, rollout_id, worker)

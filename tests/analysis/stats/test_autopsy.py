@@ -10,6 +10,7 @@ import pytest
 
 from analysis.errors import StatsError
 from analysis.stats.advantages import autopsy, recompute
+from slime_bridge.advantages import LeaveOneTrajectoryOut
 from tests.analysis.stats.builder import RunBuilder, same, untouched
 
 HOSTILE = "<script>alert('x')</script>\x00\u202e\"&"
@@ -98,11 +99,24 @@ class TestArithmetic:
             == recompute(table, estimator)["advantage"][table["group"] == 1].tolist()
         )
 
+    @pytest.mark.parametrize("divided", [False, True])
+    def test_the_estimator_in_use_is_found(self, divided: bool) -> None:
+        """The journal does not say whether the default divides by the spread: the dumps do."""
+        builder = RunBuilder(advantage_estimator=None)
+        builder.group([1.0, 0.0, 0.0, 0.0])
+        tables = builder.tables()
+        raw = recompute(tables["trace"], LeaveOneTrajectoryOut(std_normalization=divided))["advantage"]
+        tables["trace"] = tables["trace"].assign(advantage_raw=raw)
+        assert autopsy(tables, 0).estimator == repr(LeaveOneTrajectoryOut(std_normalization=divided))
+        named = RunBuilder(advantage_estimator="max_at_k", advantage_estimator_kwargs={"k": 2})
+        named.group([1.0, 0.0])
+        assert autopsy(named.tables(), 0).estimator == "MaxAtK(k=2)"
+
     def test_what_was_trained_stands_beside(self) -> None:
         """A difference to the train dump is shown per trace."""
         builder = RunBuilder()
         builder.group([1.0, 0.0], sessions=[{"traces": [{"advantage_raw": 0.75}]}, {}])
-        found = autopsy(builder.tables(), 0)
+        found = autopsy(builder.tables(), 0, "loo")
         assert found.traces["difference"].tolist()[0] == -0.25
         assert found.traces["trained"].isna().tolist() == [False, True]
 
