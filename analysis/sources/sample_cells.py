@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from analysis.sources.session_cells import filter_cells
 from analysis.sources.token_stats import (
     TraceTokens,
@@ -45,7 +47,7 @@ def sample_tokens(sample: Mapping[str, Any]) -> TraceTokens:
     if is_placeholder(sample):
         return TraceTokens()
     ids: Any = sample.get("tokens")
-    total = len(ids) if hasattr(ids, "__len__") and not isinstance(ids, str | bytes) else None
+    total = len(ids) if isinstance(ids, list | tuple | np.ndarray) and np.ndim(ids[:1]) == 1 else None
     response = integer(sample.get("response_length"))
     if total is None or response is None or not 0 <= response <= total or not total:
         return TraceTokens()

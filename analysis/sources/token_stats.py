@@ -36,7 +36,7 @@ __all__ = [
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 _DIGITS = b"0123456789, \n\r\t"
-_BLANKS = b"[], \n\r\t"
+_BLANKS = b", \n\r\t"
 _TO_FLAGS = bytes.maketrans(b"01", b"\x00\x01")
 _ANY_LIST = msgspec.json.Decoder(list[Any])
 
@@ -120,9 +120,10 @@ def all_packed(lists: Sequence[list[float]]) -> list[Floats]:
 
 def mask_from_json(text: bytes) -> bytes | None:
     """Return a mask as bytes of 0 and 1 from a JSON array, None if it is no such array."""
-    flags = text.translate(_TO_FLAGS, _BLANKS)
+    bare = text.translate(_TO_FLAGS, _BLANKS)
+    flags = bare[1:-1]
     entries = text.count(b",") + 1 if flags else 0
-    if len(flags) == entries and flags.count(0) + flags.count(1) == entries and text[:1] == b"[":
+    if len(flags) == entries == flags.count(0) + flags.count(1) and bare[:1] + bare[-1:] == b"[]":
         return flags
     try:
         return mask_from_numbers([_flag(value) for value in _ANY_LIST.decode(text)])
@@ -146,6 +147,8 @@ def mask_from_numbers(values: Any) -> bytes | None:
         if values.ndim != 1 or not np.isin(values, (0, 1)).all():
             return None
         return values.astype(np.uint8).tobytes()
+    if not isinstance(values, list | tuple):
+        return None  # a number would become so many zeros
     try:
         # A bytearray reads a list several times faster than bytes does.
         flags = bytes(bytearray(values))
@@ -160,13 +163,13 @@ def packed(values: Any) -> Floats | None:
         return (
             np.asarray(values, dtype=np.float64) if values.ndim == 1 and values.dtype.kind in "fiu" else None
         )
+    if not isinstance(values, list | tuple):
+        return None  # bytes would be taken for the numbers' own bytes
     try:
         # Faster than letting NumPy look at each object.
         return np.frombuffer(array("d", values), dtype=np.float64)
     except (TypeError, OverflowError):
         pass
-    if not isinstance(values, list | tuple):
-        return None
     numbers = [np.nan if value is None else value for value in values]
     if any(isinstance(value, bool) or not isinstance(value, int | float | np.number) for value in numbers):
         return None
@@ -179,6 +182,8 @@ def tokens_digest(ids: Any) -> str | None:
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             return None
         raw = ids.astype("<i8").tobytes()
+    elif not isinstance(ids, list | tuple):
+        return None
     else:
         try:
             raw = struct.pack(f"<{len(ids)}q", *ids)

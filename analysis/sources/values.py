@@ -120,6 +120,8 @@ def _plain(value: Any) -> Any:
 
 
 def _described(value: Any) -> Any:
+    if isinstance(value, tuple):
+        raise TypeError("a tuple as a key")
     if hasattr(value, "item") and getattr(value, "size", None) == 1:
         return _plain(value.item())
     return f"<{type(value).__name__}>"
