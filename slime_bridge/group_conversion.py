@@ -152,7 +152,7 @@ def conversion_options(config: PolarSlimeConfig, *, pushes_wait_for_turns: bool 
 
 
 def convert_group(
-    results: Sequence[SessionResult | MalformedSession],
+    results: Sequence[SessionResult | MalformedSession | None],
     prompt_samples: Sequence[Any],
     *,
     config: PolarSlimeConfig,
@@ -163,8 +163,8 @@ def convert_group(
     Parameters
     ----------
     results
-        As decoded, in the server's order. A session that is listed twice counts once, the first time; surplus
-        sessions are ignored.
+        As decoded, in the server's order; None stands for a session that is known to have no result. A
+        session that is listed twice counts once, the first time; surplus sessions are ignored.
     prompt_samples
         The group as drawn from the data source, one sample per expected session: position i stands for result
         i. They give group, index, label and metadata, and are not changed.
@@ -186,7 +186,7 @@ def convert_group(
 
 
 def _converted(
-    results: Sequence[SessionResult | MalformedSession],
+    results: Sequence[SessionResult | MalformedSession | None],
     prompt_samples: Sequence[Any],
     options: ConversionOptions,
 ) -> GroupConversion:
@@ -242,12 +242,14 @@ def mark_delivered(
         sample.train_metadata = {"policy_staleness": staleness, "policy_version": version}
 
 
-def _distinct(results: Sequence[SessionResult | MalformedSession]) -> list[SessionResult | MalformedSession]:
-    """Leave out sessions that are listed again; malformed ones without an id are kept."""
+def _distinct(
+    results: Sequence[SessionResult | MalformedSession | None],
+) -> list[SessionResult | MalformedSession | None]:
+    """Leave out sessions that are listed again; those without an id are kept."""
     seen: set[str] = set()
-    kept: list[SessionResult | MalformedSession] = []
+    kept: list[SessionResult | MalformedSession | None] = []
     for result in results:
-        if result.session_id is not None:
+        if result is not None and result.session_id is not None:
             if result.session_id in seen:
                 continue
             seen.add(result.session_id)

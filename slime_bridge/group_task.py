@@ -26,7 +26,7 @@ from slime_bridge.filters import TrainerFilters
 from slime_bridge.group_conversion import GroupConversion, convert_group
 from slime_bridge.groups import Group
 from slime_bridge.journal_schema import EventLog
-from slime_bridge.protocol import TaskRequest, decode_task_payload
+from slime_bridge.protocol import MalformedSession, SessionResult, TaskRequest, decode_task_payload
 
 __all__ = ["GroupRunner", "JudgedGroup", "PromptGroup", "TaskBuilder"]
 
@@ -240,11 +240,12 @@ class GroupRunner:
         tasks: Sequence[CollectedTask],
     ) -> JudgedGroup:
         """Decode, convert and judge; runs in a thread."""
-        results = [
-            result
-            for part, task in zip(parts, tasks, strict=True)
-            for result in decode_task_payload(task.body).results[: len(part) if len(parts) > 1 else None]
-        ]
+        results: list[SessionResult | MalformedSession | None] = []
+        for part, task in zip(parts, tasks, strict=True):
+            found = decode_task_payload(task.body).results
+            # With several tasks each one's sessions have their places, however many it gave.
+            places = len(part) if len(parts) > 1 else len(found)
+            results += [*found, *[None] * places][:places]
         conversion = convert_group(
             results,
             group.prompt,

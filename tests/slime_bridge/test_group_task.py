@@ -141,6 +141,17 @@ class TestJudging:
         assert [s.session_id for s in judged.conversion.sessions] == ["s0", "s1"]
         assert [len(fields["sessions"]) for _, fields in notes.records] == [1, 1]
 
+    @pytest.mark.parametrize("empty", [0, 1, 2])
+    def test_a_part_without_a_session_keeps_its_place(self, empty):
+        """With one task per sample, the sessions of later tasks stay where they belong."""
+        prompt = Source(n=3).make(0)
+        tasks = [collected(*([] if i == empty else [session(i)])) for i in range(3)]
+        judged = runner()._judge(group(prompt), [[sample] for sample in prompt], tasks)
+        sessions = judged.conversion.sessions
+        assert [s.session_id for s in sessions] == [None if i == empty else f"s{i}" for i in range(3)]
+        assert [s.reason for s in sessions] == ["missing" if i == empty else None for i in range(3)]
+        assert [sample.index for sample in judged.conversion.samples] == [0, 1, 2]
+
     def test_group_without_traces_is_rejected(self):
         """The verdict comes with the result."""
         prompt = Source().make(0)
