@@ -82,7 +82,10 @@ def trace_order(traces: Linked) -> Ints:
     """Return the order of traces: by session, as sessions are ordered, then by place; others after them."""
     table = traces.table
     order = np.lexsort(
-        (integers(table, "trace_index", -1), np.where(traces.owner < 0, len(table), traces.owner))
+        (
+            integers(table, "trace_index", np.iinfo(np.int64).max),
+            np.where(traces.owner < 0, len(table), traces.owner),
+        )
     )
     loose = int((traces.owner < 0).sum())
     if loose:
