@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from slime_bridge._config_checks import derived_limits
-from slime_bridge._doctor_report import Finding, Severity, finding
+from slime_bridge._doctor_report import Finding, Severity, counted, finding
 from slime_bridge._launch import PromptRow
 from slime_bridge._messages import prompt_to_instruction_text
 from slime_bridge.config import (
@@ -185,7 +185,9 @@ def check_templates(
             problems.setdefault((problem, row.skipped), []).append(row.line)
     found = [_row_problem(text, skipped, lines, len(rows)) for (text, skipped), lines in problems.items()]
     if sizes:
-        name = f"{len(sizes)} rows of {source}" if source else "a made-up prompt (no --prompt-data)"
+        name = (
+            f"{counted(len(sizes), 'row')} of {source}" if source else "a made-up prompt (no --prompt-data)"
+        )
         evidence = f"requests of {min(sizes)} to {max(sizes)} bytes"
         summary = f"requests render for {name}"
         found.insert(0, finding(_TEMPLATES, Severity.OK, summary, evidence=evidence))

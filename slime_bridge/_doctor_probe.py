@@ -13,7 +13,7 @@ import msgspec
 
 from slime_bridge._doctor_config import build_request
 from slime_bridge._doctor_generation import NO_IDS_FIX, NO_VERSION_FIX
-from slime_bridge._doctor_report import Finding, Severity, finding
+from slime_bridge._doctor_report import Finding, Severity, counted, finding
 from slime_bridge.callbacks import CallbackHandle, CallbackListener
 from slime_bridge.client import PolarClient
 from slime_bridge.config import PolarSlimeConfig
@@ -207,12 +207,12 @@ def _evidence(task: TaskPayload, session: SessionOutcome) -> str:
     times = "" if session.timing is None else f", run {session.timing.run_ms / 1000:.1f} s"
     versions = "" if session.weight_versions is None else f", weights {' to '.join(session.weight_versions)}"
     name = f"session {session.session_id} on {node}"
-    return f"{name}: {session.status}, {session.n_traces} traces{times}{versions}"
+    return f"{name}: {session.status}, {counted(session.n_traces, 'trace')}{times}{versions}"
 
 
 def _trainable(session: SessionOutcome, evidence: str) -> Finding:
     if session.reason is None and session.trainable_tokens:
-        text = f"{session.trainable_tokens} tokens to train on, each with id and logprob"
+        text = f"{counted(session.trainable_tokens, 'token')} to train on, each with id and logprob"
         return finding(_CHECK, Severity.OK, text, evidence=evidence)
     reason = SessionReason.ZERO_TRAINABLE if session.reason is None else SessionReason(session.reason)
     text = f"nothing to train on: {reason.value.replace('_', ' ')}"

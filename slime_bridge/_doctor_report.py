@@ -14,7 +14,7 @@ from typing import Any
 
 from slime_bridge.redaction import redact
 
-__all__ = ["Finding", "Report", "Severity", "finding"]
+__all__ = ["Finding", "Report", "Severity", "counted", "finding"]
 
 
 class Severity(StrEnum):
@@ -134,6 +134,11 @@ class Report:
     def render(self) -> str:
         """Return all findings and the outcome as text."""
         return "\n".join([*(finding.render() for finding in self.findings), self.summary()])
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 engine``, ``2 engines``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def finding(check: str, severity: Severity, summary: str, *, evidence: str = "", fix: str = "") -> Finding:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_bridge._doctor_http import Web
-from slime_bridge._doctor_report import Finding, Severity, finding
+from slime_bridge._doctor_report import Finding, Severity, counted, finding
 from slime_bridge.capabilities import FEATURES, ServerFeatures, configured_features, read_features
 from slime_bridge.client import PolarClient
 from slime_bridge.config import PolarSlimeConfig, resolve_sglang_router_base_url
@@ -67,19 +67,25 @@ async def check_server(
     running = sum(status == "running" for status in statuses.values())
     evidence = f"{client.base_url}: {len(statuses)} tasks since its start, {running} of them running"
     found = [finding(_SERVER, Severity.OK, f"answers in {1000 * took:.0f} ms", evidence=evidence)]
-    facts.features = await _features(client)
-    return [*found, *_capabilities(facts.features, config)], facts
+    facts.features, version = await _description(client)
+    return [*found, *_capabilities(facts.features, config, version)], facts
 
 
-async def _features(client: PolarClient) -> ServerFeatures | None:
-    """Read optional features from the server's description of itself."""
+async def _description(client: PolarClient) -> tuple[ServerFeatures | None, str]:
+    """Return the server's optional features and its version, as it describes itself."""
     try:
-        return read_features(await client.describe())
+        document = await client.describe()
+        features = read_features(document)
     except BridgeError:
-        return None
+        return None, "of unknown version"
+    info = document.get("info")
+    info = info if isinstance(info, dict) else {}
+    return features, f"{info.get('title', 'server')} {info.get('version', 'of unknown version')}"
 
 
-def _capabilities(features: ServerFeatures | None, config: PolarSlimeConfig) -> Iterable[Finding]:
+def _capabilities(
+    features: ServerFeatures | None, config: PolarSlimeConfig, version: str
+) -> Iterable[Finding]:
     if features is None:
         yield finding(
             _SERVER,
@@ -94,7 +100,7 @@ def _capabilities(features: ServerFeatures | None, config: PolarSlimeConfig) -> 
     yield finding(
         _SERVER,
         Severity.WARNING if matters else Severity.INFO,
-        f"optional features: {has or 'none, as the baseline server'}",
+        f"{version}; optional features: {has or 'none, as the baseline server'}",
         evidence="\n".join(f"without {name.replace('_', ' ')}: {FEATURES[name]}" for name in lacking),
         fix="use a newer rollout server, or unset the keys" if matters else "",
     )
@@ -212,7 +218,7 @@ async def check_router(web: Web, args: Any, gateways: Iterable[Gateway]) -> tupl
         for (url, well), version in zip(workers, versions, strict=True)
     )
     fix = "" if healthy else "start the engines; a router answers /health even without any"
-    text = f"{router} has {len(healthy)} engines"
+    text = f"{router} has {counted(len(healthy), 'engine')}"
     return [*found, finding(_ROUTER, severity, text, evidence=evidence, fix=fix)], healthy
 
 

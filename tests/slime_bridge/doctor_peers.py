@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +32,9 @@ class FakeEngine:
     logprobs: bool = True
     weight_version: str | None = "4"
     finish_reason: str = "stop"
+    slow: float = 0.0
     chats: list[dict[str, Any]] = field(default_factory=list)
+    pages: dict[str, Any] = field(default_factory=dict)
 
     def chat(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer a chat completion as SGLang does."""
@@ -92,8 +95,13 @@ def serve_engine(**settings: Any) -> Iterator[FakeEngine]:
             self.wfile.write(body)
 
         def do_GET(self) -> None:
-            if self.path == "/health":
+            time.sleep(engine.slow)
+            if self.path in engine.pages:
+                self._answer(engine.pages[self.path])
+            elif self.path == "/health":
                 self._answer({})
+            elif self.path == "/get_server_info":
+                self._answer({"version": "0.5.12"})
             elif self.path == "/v1/models":
                 self._answer({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
             else:

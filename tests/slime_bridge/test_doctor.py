@@ -88,7 +88,7 @@ class TestTheWayOfTheTokens:
             asked = [fields & body.keys() for body in engine.chats]
         # Through the router, the doctor's direct request, the probe task's through the router.
         assert asked == [set(), fields, set()]
-        assert only(report, "router", Severity.OK).evidence == engine.url
+        assert only(report, "router", Severity.OK).evidence == f"{engine.url} (version 0.5.12)"
         lost = only(report, "token ids", Severity.ERROR)
         assert "zero trainable tokens" in lost.summary
         assert f"{engine.url}, asked directly, gives 3 prompt ids" in lost.evidence
@@ -192,7 +192,9 @@ class TestServer:
         )
         with serve_polar(newer=True) as polar:
             newer = run(polar, probe=False)
-        assert "cancel, early stop" in only(newer, "rollout server", Severity.INFO).summary
+        assert "Polar Rollout 0.1.0; optional features: cancel, early stop" in (
+            only(newer, "rollout server", Severity.INFO).summary
+        )
 
     def test_no_gateway(self):
         """Without a gateway every session would wait until its timeout."""
@@ -224,6 +226,22 @@ class TestServer:
         with serve_engine() as engine, serve_polar(agents=True, inference_url=engine.url) as polar:
             report = run(polar, probe=False)
             assert "lists no workers" in only(report, "router", Severity.INFO).summary
+            engine.pages["/list_workers"] = {"urls": ["http://a:1", "http://b:2"]}
+            listed = only(run(polar, probe=False), "router", Severity.OK)
+            assert "has 2 engines" in listed.summary
+            engine.pages["/workers"] = {"workers": [{"url": "http://a:1", "is_healthy": False}]}
+            without = only(run(polar, probe=False), "router", Severity.ERROR)
+            assert "has 0 engines" in without.summary
+            assert "http://a:1 (not healthy)" in without.evidence
+
+    def test_a_slow_router_is_not_called_dead(self, monkeypatch):
+        """Under load a router answers late; that is a warning."""
+        monkeypatch.setattr(doctor, "_REQUEST_SECONDS", 0.5)
+        with serve_engine() as engine, serve_polar() as polar:
+            engine.slow = 2.0
+            port = engine.url.rpartition(":")[2]
+            report = run(polar, probe=False, sglang_router_ip="127.0.0.1", sglang_router_port=port)
+        assert "slow to answer" in only(report, "router", Severity.WARNING).summary
 
     def test_the_control_token_is_sent_and_never_shown(self, monkeypatch):
         """A server that asks for the token gets it; the report holds it nowhere."""
