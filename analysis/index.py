@@ -59,8 +59,8 @@ class Cached:
         The joined tables of all these files.
     merged_with
         What the joined tables depend on beside the rows, such as the names of runs.
-    merge_problems
-        What was wrong in joining them.
+    merge_problems, merge_skipped
+        What was wrong, and what was left out, in joining them.
     heads
         Digests of the beginnings of append-only files, by path.
     """
@@ -69,6 +69,7 @@ class Cached:
     merged: Mapping[str, pa.Table] = field(default_factory=dict)
     merged_with: str = ""
     merge_problems: tuple[Problem, ...] = ()
+    merge_skipped: tuple[Skipped, ...] = ()
     heads: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -92,6 +93,7 @@ class _Manifest(msgspec.Struct):
     skipped: list[tuple[str, str]]
     positions: dict[str, Position]
     merge_problems: list[tuple[str, str, str, str]]
+    merge_skipped: list[tuple[str, str]]
     heads: dict[str, str]
 
 
@@ -221,6 +223,7 @@ def _write(folder: Path, content: Cached, made_with: str, rename: Callable[[str]
         skipped=[(item.path, item.reason) for item in records.skipped],
         positions=dict(records.positions),
         merge_problems=[(p.path, p.what, p.why, p.fix) for p in content.merge_problems],
+        merge_skipped=[(item.path, item.reason) for item in content.merge_skipped],
         heads={
             rename(path): digest for path, digest in content.heads.items() if path in content.records.files
         },
@@ -267,6 +270,7 @@ def _cached(manifest: _Manifest, tables: dict[str, pa.Table], rename: Callable[[
         merged=merged,
         merged_with=manifest.merged_with,
         merge_problems=tuple(Problem(*item) for item in manifest.merge_problems),
+        merge_skipped=tuple(Skipped(*item) for item in manifest.merge_skipped),
         heads={rename(path): digest for path, digest in manifest.heads.items()},
     )
 

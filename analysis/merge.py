@@ -9,6 +9,7 @@ A pure function of the rows: the same rows give the same tables.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from analysis._coalesce import SOURCE_COLUMN, coalesce
 from analysis._identity import Ints, codes, identify, occurrences, with_occurrence
 from analysis._link import Linked
 from analysis._tables import counterparts, integers, one_array, set_columns, take_rows, take_table
-from analysis.problems import Problem
+from analysis.problems import Problem, Skipped
 from analysis.records import Records, inner_schema
 from analysis.schema import GRAINS, IDENTITY, SOURCES, columns_of
 from analysis.sources.base import SourceKind
@@ -63,6 +64,7 @@ class Merged:
 
     tables: Mapping[str, pa.Table]
     problems: tuple[Problem, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
 
 def merge(records: Records, run_names: Mapping[str, str]) -> Merged:
@@ -77,7 +79,7 @@ def merge(records: Records, run_names: Mapping[str, str]) -> Merged:
     """
     rows = partial(_rows, records, run_names)
     groups, events, session_rows = rows("group"), rows("event"), rows("session")
-    problems = _copies(session_rows)
+    problems, skipped = _copies(session_rows)
     groups = _joined(groups, "group")
     source = integers(session_rows, SOURCE_COLUMN)
     journal, polar = (source == _SOURCE_NAMES.index(name) for name in ("journal", "polar"))
@@ -88,12 +90,13 @@ def merge(records: Records, run_names: Mapping[str, str]) -> Merged:
     groups, linked = _sorted_groups(groups, linked)
     linked = _sorted_sessions(linked)
     traces = _sorted_traces(_link.link_traces(_joined(rows("trace"), "trace"), linked.table))
-    rollouts = _rollouts(_joined(rows("rollout"), "rollout"), groups, traces.table)
+    metrics = rows("metric").drop_columns([SOURCE_COLUMN])
+    rollouts = _rollouts(_joined(rows("rollout"), "rollout"), groups, traces.table, metrics)
     tables = _with_numbers(rollouts, groups, linked, traces)
     completions = _link.link_completions(_joined(rows("completion"), "completion"), linked.table)
     tables["completion"] = _derive.sort_rows(completions, "completion")
     tables["event"] = _derive.sort_rows(events.drop_columns([SOURCE_COLUMN]), "event")
-    tables["metric"] = _derive.sort_rows(_with_units(rows("metric").drop_columns([SOURCE_COLUMN])), "metric")
+    tables["metric"] = _derive.sort_rows(_with_units(metrics), "metric")
     owners = _owners(tables, linked.owner, traces.owner)
     complete = {
         grain: tables[grain]
@@ -102,7 +105,7 @@ def merge(records: Records, run_names: Mapping[str, str]) -> Merged:
         .append_column(OWNER, pa.array(owners[grain], pa.int64(), mask=owners[grain] < 0))
         for grain in GRAINS
     }
-    return Merged(complete, problems)
+    return Merged(complete, problems, skipped)
 
 
 def _owners(tables: Mapping[str, pa.Table], sessions: Ints, traces: Ints) -> dict[str, Ints]:
@@ -168,10 +171,10 @@ def _sorted_traces(traces: Linked) -> Linked:
     return Linked(take_table(traces.table, order), traces.owner[order])
 
 
-def _rollouts(rollouts: pa.Table, groups: pa.Table, traces: pa.Table) -> pa.Table:
-    """Add rows for rollouts that only their groups or traces tell of."""
+def _rollouts(rollouts: pa.Table, *inner: pa.Table) -> pa.Table:
+    """Add rows for rollouts that only rows of inner tables tell of."""
     names = ["run", "evaluation", "rollout_id"]
-    wanted = pa.concat_tables([groups.select(names), traces.select(names)])
+    wanted = pa.concat_tables([table.select(names) for table in inner])
     valid = pc.and_(wanted.column("evaluation").is_valid(), wanted.column("rollout_id").is_valid())
     both = pa.concat_tables([rollouts.select(names), wanted.filter(valid)])
     key = codes([both.column(name) for name in names])
@@ -210,8 +213,8 @@ def _with_units(metrics: pa.Table) -> pa.Table:
     return set_columns(metrics, unit=pc.coalesce(one_array(metrics.column("unit")), own))
 
 
-def _copies(sessions: pa.Table) -> tuple[Problem, ...]:
-    """Find results of one session in several of the server's files that do not say the same."""
+def _copies(sessions: pa.Table) -> tuple[tuple[Problem, ...], tuple[Skipped, ...]]:
+    """Find results of one session in several of the server's files: equal ones, and those that differ."""
     polar = _SOURCE_NAMES.index("polar")
     said = ("status", "error", "reward", "traces", "prompt_tokens", "response_tokens", "masked_tokens")
     chosen = pc.and_(
@@ -221,20 +224,28 @@ def _copies(sessions: pa.Table) -> tuple[Problem, ...]:
     key = codes([rows.column("run"), rows.column("session_id")])
     again = np.flatnonzero(occurrences(key) > 0)
     if not len(again):
-        return ()
+        return (), ()
     first = {code: place for place, code in reversed(list(enumerate(key.tolist())))}
-    problems = []
+    problems: list[Problem] = []
+    equal: Counter[tuple[str, str]] = Counter()
     for place in again.tolist():
-        one, other = rows.slice(first[int(key[place])], 1), rows.slice(place, 1)
-        differing = [name for name in said if one.column(name).to_pylist() != other.column(name).to_pylist()]
+        one, other = (rows.slice(p, 1).to_pylist()[0] for p in (first[int(key[place])], place))
+        differing = [name for name in said if one[name] != other[name]]
         if differing:
-            session, path = other.column("session_id")[0].as_py(), one.column("path")[0].as_py()
-            problems.append(
-                Problem(
-                    other.column("path")[0].as_py(),
-                    f"session {session} is also in {path}, and they differ in {', '.join(differing)}",
-                    "two results of one session: one was changed, or two runs wrote to one folder",
-                    "the last file counts; remove the one that is wrong",
-                )
-            )
-    return tuple(problems)
+            problems.append(_changed_copy(one, other, differing))
+        else:
+            equal[other["path"], one["path"]] += 1
+    skipped = [
+        Skipped(path, f"{count:,} result{'s' if count > 1 else ''} again, as in {before}")
+        for (path, before), count in equal.items()
+    ]
+    return tuple(problems), tuple(skipped)
+
+
+def _changed_copy(one: Mapping[str, Any], other: Mapping[str, Any], differing: Sequence[str]) -> Problem:
+    return Problem(
+        other["path"],
+        f"session {other['session_id']} is also in {one['path']}, and they differ in {', '.join(differing)}",
+        "two results of one session: one was changed, or two runs wrote to one folder",
+        "the last file counts; remove the one that is wrong",
+    )

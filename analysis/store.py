@@ -114,6 +114,7 @@ class Store:
         self.generation = 0
         self._refs: tuple[int, pa.Table] | None = None
         self._join_problems: tuple[Problem, ...] = ()
+        self._join_skipped: tuple[Skipped, ...] = ()
         self._restored_refs: list[pa.Table] = []
         self._parts: list[_Part] = [_Part() for _ in self.roots]
         self._made_with = fingerprint(settings.options)
@@ -142,7 +143,8 @@ class Store:
             self._join(parts)
         self._parts = [replace(part, cached=None) for part in parts]
         self.problems = (*problems, *self._join_problems)
-        self.skipped = tuple(item for part in parts for item in (*part.skipped, *part.records.skipped))
+        left_out = [item for part in parts for item in (*part.skipped, *part.records.skipped)]
+        self.skipped = (*left_out, *self._join_skipped)
         return changed
 
     @property
@@ -240,9 +242,9 @@ class Store:
         names = name_runs(self.roots, [list(part.records.files.values()) for part in parts])
         single = parts[0].cached if len(parts) == 1 and not parts[0].changed else None
         if single is not None and single.merged_with == _names_text(names):
-            tables, problems = _complete(single.merged), single.merge_problems
+            tables, problems, skipped = _complete(single.merged), single.merge_problems, single.merge_skipped
         else:
-            tables, problems = self._merged(parts, names)
+            tables, problems, skipped = self._merged(parts, names)
         restored = [restore(files) for files in _datasets(parts)]
         if restored:
             alone = not names
@@ -252,12 +254,13 @@ class Store:
         self.records = together([part.records for part in parts])
         self._restored_refs = [dataset.token_refs for dataset in restored]
         self._join_problems = (*problems, *(p for dataset in restored for p in dataset.problems))
+        self._join_skipped = skipped
         self.strictly(self._join_problems)
         self.generation += 1
 
     def _merged(
         self, parts: list[_Part], names: Mapping[str, str]
-    ) -> tuple[dict[str, pa.Table], tuple[Problem, ...]]:
+    ) -> tuple[dict[str, pa.Table], tuple[Problem, ...], tuple[Skipped, ...]]:
         """Join everything, and remember it."""
         merged = merge(together([part.records for part in parts]), names)
         tables = dict(merged.tables)
@@ -269,11 +272,12 @@ class Store:
                     merged=tables,
                     merged_with=_names_text(names),
                     merge_problems=merged.problems,
+                    merge_skipped=merged.skipped,
                 )
             parts[place], kept = self._remember(root, part, content)
             if kept is not None and len(parts) == 1:
                 tables = _complete(kept.merged)
-        return tables, merged.problems
+        return tables, merged.problems, merged.skipped
 
     def _remember(self, root: Root, part: _Part, content: Cached) -> tuple[_Part, Cached | None]:
         """Write the index where it is wanted and pays; what it maps takes the place of what is in memory."""
