@@ -189,12 +189,15 @@ class BarrierSettings:
         Sent as ``X-Polar-Control-Token``.
     trust_env
         Whether proxy variables of the environment are used.
+    run_dir
+        Where pushes are noted; None for nowhere.
     """
 
     rollout_url: str
     weight_update_pause_timeout: float = 300.0
     control_plane_token: str | None = field(default=None, repr=False)
     trust_env: bool = False
+    run_dir: str | None = None
 
 
 def _canonical(values: dict[str, Any]) -> bytes:

@@ -52,7 +52,7 @@ _REWARD_FIELDS = (
     "gdpo_reward_keys",
     "dvao_reward_keys",
 )
-_BARRIER_FIELDS = ("rollout_url", "topology_path", "weight_update_pause_timeout", "trust_env")
+_BARRIER_FIELDS = ("rollout_url", "topology_path", "weight_update_pause_timeout", "trust_env", "run_dir")
 _TOKENS = parse.integer(at_least=1)
 
 
@@ -139,6 +139,7 @@ def resolve_barrier_settings(args: Any) -> BarrierSettings | None:
         if topology_path is None:
             return None
         values["rollout_url"] = resolve_rollout_url(topology_path, args)
+    values["run_dir"] = _run_dir(args, values["run_dir"])
     [token] = (key for key in ENVIRONMENT_KEYS if key.field == "control_plane_token")
     return BarrierSettings(**values, control_plane_token=_read(token, os.environ.get(token.name) or None))
 

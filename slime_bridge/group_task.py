@@ -9,6 +9,7 @@ out as they are.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -146,8 +147,8 @@ class GroupRunner:
         Shown each request that is made.
     limiter
         Bounds the threads that convert.
-    pushes_wait_for_turns
-        Whether weight pushes wait until no turn is in flight.
+    pushes_were_guarded
+        Told a time (Unix seconds): whether every weight push since then waited until no turn was in flight.
     """
 
     config: PolarSlimeConfig
@@ -159,7 +160,7 @@ class GroupRunner:
     filters: TrainerFilters
     on_request: Callable[[TaskRequest], None] = lambda request: None
     limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(2))
-    pushes_wait_for_turns: bool = False
+    pushes_were_guarded: Callable[[float], bool] = lambda since: False
 
     async def run(self, group: Group[PromptGroup, JudgedGroup]) -> JudgedGroup:
         """Take a group from its requests to its verdict.
@@ -175,6 +176,7 @@ class GroupRunner:
         MissingRewardError
             If a reward is missing where that is an error.
         """
+        began = time.time()
         parts = self.builder.parts(group.prompt)
         collected: list[CollectedTask | None] = [None] * len(parts)
 
@@ -187,7 +189,7 @@ class GroupRunner:
             await _gather([partial(collect, index) for index in range(len(parts))])
         tasks = [task for task in collected if task is not None]
         return await anyio.to_thread.run_sync(
-            self._judge, group, parts, tasks, abandon_on_cancel=True, limiter=self.limiter
+            self._judge, group, parts, tasks, began, abandon_on_cancel=True, limiter=self.limiter
         )
 
     async def _collect(
@@ -238,8 +240,9 @@ class GroupRunner:
         group: Group[PromptGroup, JudgedGroup],
         parts: Sequence[PromptGroup],
         tasks: Sequence[CollectedTask],
+        began: float = 0.0,
     ) -> JudgedGroup:
-        """Decode, convert and judge; runs in a thread."""
+        """Decode, convert and judge; runs in a thread. No session is older than `began` (Unix seconds)."""
         results: list[SessionResult | MalformedSession | None] = []
         for part, task in zip(parts, tasks, strict=True):
             found = decode_task_payload(task.body).results
@@ -250,7 +253,7 @@ class GroupRunner:
             results,
             group.prompt,
             config=self.config,
-            pushes_wait_for_turns=self.pushes_wait_for_turns,
+            pushes_wait_for_turns=self.pushes_were_guarded(began),
         )
         judged = JudgedGroup(
             conversion,

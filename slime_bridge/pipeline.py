@@ -13,11 +13,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
+from slime_bridge._push_log import pushes_were_guarded
 from slime_bridge.batch import DeliveredGroup, DrawnGroup, Report, Step
 from slime_bridge.callbacks import CallbackListener
 from slime_bridge.capabilities import Capabilities, configured_features
@@ -195,6 +197,7 @@ class Pipeline:
                     stamp=self.flow.stamp,
                     on_event=self._on_event,
                     on_request=self.capabilities.note,
+                    pushes_were_guarded=partial(pushes_were_guarded, config.rollout_url, config.run_dir),
                     filters=self._filters,
                 )
                 self._on_ready()

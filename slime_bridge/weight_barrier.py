@@ -7,7 +7,8 @@ bounded time, and needs no event loop, so that a trainer process can use it. It 
 
 Each gate that may be closed is remembered until it was seen open. What is left over, say because a gateway
 could not be reached, is opened by the next pause or resume, by `open_all`, and when the interpreter exits. A
-process that was killed remembers nothing: `open_stray_gates` asks the gateways themselves.
+process that was killed remembers nothing: `open_stray_gates` asks the gateways themselves. Each pause is also
+noted for the process that collects rollouts, which then knows that the push after it cut no turn.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from slime_bridge._gate_memory import GateMemory, GateState, Gateway, PauseReport, ResumeReport
 from slime_bridge._gates import GateAnswer, GateClient, GateOwner, in_parallel, nobody_listens
+from slime_bridge._push_log import note_push
 from slime_bridge.config import BarrierSettings, resolve_barrier_settings
 from slime_bridge.errors import BridgeError, ConfigError, SubmitRejectedError, WeightBarrierError
 from slime_bridge.redaction import redact
@@ -89,6 +91,7 @@ def pause_for_weight_update(target: Any, timeout: float | None = None) -> PauseR
             _open(client, _memory.closed(owner.rollout_url), _OPEN_SECONDS)
             raise
         report = PauseReport(gates, time.monotonic() - started, problem)
+        note_push(owner.rollout_url, getattr(owner, "run_dir", None), guarded=report.complete)
         if problem is None:
             logger.info("Generation is held back at %d gateways after %.2f s", len(gates), report.seconds)
             return report
