@@ -243,7 +243,11 @@ def _dropped(table: pa.Table, gone: set[str]) -> pa.Table:
     paths = _paths(table)
     stays = np.array([path not in gone for path in paths.dictionary.to_pylist()], dtype=bool)
     mask = stays[paths.indices.to_numpy()] if len(stays) else np.zeros(len(table), bool)
-    return table if mask.all() else table.filter(pa.array(mask))
+    if mask.all():
+        return table
+    kept = table.filter(pa.array(mask))
+    # The names of files that are gone must go as well.
+    return _with_paths(kept, _paths(kept).dictionary_decode().dictionary_encode())
 
 
 def _stacked(pieces: Sequence[pa.Table], order: Mapping[str, int]) -> pa.Table:

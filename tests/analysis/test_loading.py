@@ -1,4 +1,4 @@
-"""Whatever lies in a folder: what can be read is in the frames, what cannot is listed, nothing else suffers."""
+"""Whatever lies in a folder: what can be read is in the frames, what cannot is listed, no other suffers."""
 
 from __future__ import annotations
 
