@@ -116,7 +116,7 @@ def _reward_text(sessions: pa.Table) -> str:
 
 def _records_text(run: Run) -> str:
     counts = [(grain, len(run.table(grain))) for grain in ("event", "completion", "metric")]
-    return ", ".join(f"{count:,} {grain}s" for grain, count in counts if count)
+    return ", ".join(_number(count, grain) for grain, count in counts if count)
 
 
 def _coverage_text(run: Run) -> str:
@@ -134,6 +134,14 @@ def _sources_text(run: Run) -> str:
     for file in run.store.files:
         kinds[file.kind.value] = kinds.get(file.kind.value, 0) + 1
     return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items()))
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def _left_out(count: int) -> str:
+    return "1 file or folder left out" if count == 1 else f"{count:,} files or folders left out"
 
 
 def _complaints(run: Run) -> tuple[Sequence[Any], int, int]:
@@ -158,11 +166,11 @@ def summary_text(run: Run) -> str:
     lines = [_title(run), *(f"  {label:<{width}}  {text}" for label, text in facts)]
     problems, count, skipped = _complaints(run)
     if count:
-        lines.append(f"  {count:,} problems (run.problems):")
+        lines.append(f"  {_number(count, 'problem')} (run.problems):")
         lines += [f"    {problem}" for problem in problems]
         lines += [f"    and {count - len(problems):,} more"] if count > len(problems) else []
     if skipped:
-        lines.append(f"  {skipped:,} files or folders left out (run.skipped)")
+        lines.append(f"  {_left_out(skipped)} (run.skipped)")
     return "\n".join(lines)
 
 
@@ -183,11 +191,9 @@ def summary_html(run: Run) -> str:
         items = "".join(f"<li>{escape(str(problem))}</li>" for problem in problems)
         more = f"<li>and {count - len(problems):,} more</li>" if count > len(problems) else ""
         parts.append(
-            f"<details><summary>{count:,} problems (<code>run.problems</code>)</summary>"
+            f"<details><summary>{_number(count, 'problem')} (<code>run.problems</code>)</summary>"
             f'<ul style="margin:4px 0">{items}{more}</ul></details>'
         )
     if skipped:
-        parts.append(
-            f'<div style="opacity:.65">{skipped:,} files or folders left out (<code>run.skipped</code>)</div>'
-        )
+        parts.append(f'<div style="opacity:.65">{_left_out(skipped)} (<code>run.skipped</code>)</div>')
     return f'<div style="line-height:1.4">{"".join(parts)}</div>'

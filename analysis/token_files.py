@@ -11,6 +11,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,6 +29,9 @@ __all__ = ["Place", "TokenFiles", "TraceArrays"]
 Ids = NDArray[np.int32]
 Flags = NDArray[np.int8]
 Numbers = NDArray[np.float32]
+
+_Reader = Callable[["Place", ReadOptions], Sequence["TraceArrays | str"]]
+"""Reads a file as a whole: for each of its traces the arrays, or why they cannot be read."""
 
 KEPT_BYTES = 512 * 2**20
 """Decoded files are kept up to this much, the last one in any case."""
@@ -106,7 +110,7 @@ class TokenFiles:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._kept: OrderedDict[tuple[Any, ...], tuple[int, Sequence[TraceArrays]]] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], tuple[int, Sequence[TraceArrays | str]]] = OrderedDict()
 
     def read(self, place: Place, window: slice = slice(None)) -> TraceArrays:
         """Return the arrays of one trace.
@@ -134,11 +138,12 @@ class TokenFiles:
         traces = self._decoded(place, reader)
         if not 0 <= place.item < len(traces):
             raise LoadError(f"{place.path}: no trace {place.item}", _CHANGED)
-        return traces[place.item]
+        found = traces[place.item]
+        if isinstance(found, str):
+            raise LoadError(f"{place.path}: token arrays cannot be read", found)
+        return found
 
-    def _decoded(
-        self, place: Place, reader: Callable[[Place, ReadOptions], Sequence[TraceArrays]]
-    ) -> Sequence[TraceArrays]:
+    def _decoded(self, place: Place, reader: _Reader) -> Sequence[TraceArrays | str]:
         status = os.stat(place.path)
         key = (place.path, place.result, status.st_size, status.st_mtime_ns)
         if key in self._kept:
@@ -151,7 +156,9 @@ class TokenFiles:
         return traces
 
 
-def _bytes(trace: TraceArrays) -> int:
+def _bytes(trace: TraceArrays | str) -> int:
+    if isinstance(trace, str):
+        return 0
     arrays = [trace.prompt, trace.response, trace.mask, trace.logprobs, *(trace.trained or {}).values()]
     return sum(array.nbytes for array in arrays if array is not None)
 
@@ -227,30 +234,32 @@ def _flags(values: Any) -> Flags:
 
 
 def _numbers(values: Any) -> Numbers:
-    return np.asarray(values, dtype=np.float32)  # None becomes NaN
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite
+        return np.asarray(values, dtype=np.float32)  # None becomes NaN
 
 
-def _sample_arrays(samples: Iterable[Mapping[str, Any]], path: str) -> list[TraceArrays]:
-    found = []
-    for position, sample in enumerate(samples):
+def _each(items: Iterable[Any], make: Callable[[Any], TraceArrays]) -> list[TraceArrays | str]:
+    """Read trace by trace; of one that cannot be read it is kept why, and the others are unharmed."""
+    found: list[TraceArrays | str] = []
+    for position, item in enumerate(items):
         try:
-            tokens = _ids(sample.get("tokens") or [])
-            cut = len(tokens) - int(sample.get("response_length") or 0)
-            mask, logprobs = sample.get("loss_mask"), sample.get("rollout_log_probs")
-            found.append(
-                TraceArrays(
-                    prompt=tokens[:cut],
-                    response=tokens[cut:],
-                    mask=None if mask is None else _flags(mask),
-                    logprobs=None if logprobs is None else _numbers(logprobs),
-                    removed=bool(sample.get("remove_sample")),
-                )
-            )
-        except (TypeError, ValueError, OverflowError) as error:
-            raise LoadError(
-                f"{path}: the token arrays of sample {position} cannot be read", str(error)[:200]
-            ) from error
+            found.append(make(item))
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+            found.append(f"trace {position}: {type(error).__name__}: {str(error)[:200]}")
     return found
+
+
+def _of_sample(sample: Mapping[str, Any]) -> TraceArrays:
+    tokens = _ids(sample.get("tokens") or [])
+    cut = len(tokens) - int(sample.get("response_length") or 0)
+    mask, logprobs = sample.get("loss_mask"), sample.get("rollout_log_probs")
+    return TraceArrays(
+        prompt=tokens[:cut],
+        response=tokens[cut:],
+        mask=None if mask is None else _flags(mask),
+        logprobs=None if logprobs is None else _numbers(logprobs),
+        removed=bool(sample.get("remove_sample")),
+    )
 
 
 def _mapping(value: Any, path: str) -> Mapping[str, Any]:
@@ -259,39 +268,38 @@ def _mapping(value: Any, path: str) -> Mapping[str, Any]:
     return value
 
 
-def _from_rollout_dump(place: Place, options: ReadOptions) -> list[TraceArrays]:
+def _from_rollout_dump(place: Place, options: ReadOptions) -> list[TraceArrays | str]:
     content = load_pt(place.path, trusted=options.trusted, max_bytes=options.memory_limit())
-    return _sample_arrays(_mapping(content, place.path).get("samples") or (), place.path)
+    return _each(_mapping(content, place.path).get("samples") or (), _of_sample)
 
 
-def _from_rejected(place: Place, options: ReadOptions) -> list[TraceArrays]:
+def _from_rejected(place: Place, options: ReadOptions) -> list[TraceArrays | str]:
     with open(place.path, "rb") as stream:
         stream.seek(place.result or 0)
         group = decode_json(stream.readline(options.memory_limit()))
-    return _sample_arrays(_mapping(group, place.path).get("samples") or (), place.path)
+    return _each(_mapping(group, place.path).get("samples") or (), _of_sample)
 
 
-def _from_polar(place: Place, options: ReadOptions) -> list[TraceArrays]:
+def _from_polar(place: Place, options: ReadOptions) -> list[TraceArrays | str]:
     with open(place.path, "rb") as stream:
         content = _mapping(decode_json(stream.read(options.memory_limit())), place.path)
     if place.result is not None:
-        content = _mapping((content.get("results") or [])[place.result], place.path)
+        results = content.get("results") or []
+        if place.result >= len(results):
+            raise LoadError(f"{place.path}: no result {place.result}", _CHANGED)
+        content = _mapping(results[place.result], place.path)
     traces = _mapping(content.get("trajectory") or {}, place.path).get("traces") or ()
-    found = []
-    for trace in traces:
-        mask, logprobs = trace.get("loss_mask"), trace.get("response_logprobs")
-        try:
-            found.append(
-                TraceArrays(
-                    prompt=_ids(trace.get("prompt_ids") or []),
-                    response=_ids(trace.get("response_ids") or []),
-                    mask=_flags(mask) if mask else None,
-                    logprobs=None if logprobs is None else _numbers(logprobs),
-                )
-            )
-        except (TypeError, ValueError, OverflowError) as error:
-            raise LoadError(f"{place.path}: token arrays cannot be read", str(error)[:200]) from error
-    return found
+    return _each(traces, _of_trace)
+
+
+def _of_trace(trace: Mapping[str, Any]) -> TraceArrays:
+    mask, logprobs = trace.get("loss_mask"), trace.get("response_logprobs")
+    return TraceArrays(
+        prompt=_ids(trace.get("prompt_ids") or []),
+        response=_ids(trace.get("response_ids") or []),
+        mask=_flags(mask) if mask else None,
+        logprobs=None if logprobs is None else _numbers(logprobs),
+    )
 
 
 _PER_TOKEN = (
@@ -300,23 +308,17 @@ _PER_TOKEN = (
 )
 
 
-def _from_train_dump(place: Place, options: ReadOptions) -> list[TraceArrays]:
+def _from_train_dump(place: Place, options: ReadOptions) -> list[TraceArrays | str]:
     content = _mapping(
         load_pt(place.path, trusted=options.trusted, max_bytes=options.memory_limit()), place.path
     )
     data = _mapping(content.get("rollout_data"), place.path)
     rank = content.get("rank")
-    try:
-        return [
-            _trained(data, item, rank if isinstance(rank, int) else 0)
-            for item in range(len(data.get("tokens") or ()))
-        ]
-    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-        why = f"{type(error).__name__}: {str(error)[:200]}"
-        raise LoadError(f"{place.path}: token arrays cannot be read", why) from error
+    trained = partial(_trained, data, rank if isinstance(rank, int) else 0)
+    return _each(range(len(data.get("tokens") or ())), trained)
 
 
-def _trained(data: Mapping[str, Any], item: int, rank: int) -> TraceArrays:
+def _trained(data: Mapping[str, Any], rank: int, item: int) -> TraceArrays:
     ids = _ids(data["tokens"][item])
     cut = len(ids) - int(data["response_lengths"][item])
     masks, padded = data.get("loss_masks"), data.get("max_seq_lens")
@@ -335,10 +337,10 @@ def _trained(data: Mapping[str, Any], item: int, rank: int) -> TraceArrays:
     )
 
 
-def _from_parquet(place: Place, options: ReadOptions) -> list[TraceArrays]:
+def _from_parquet(place: Place, options: ReadOptions) -> list[TraceArrays | str]:
     import pyarrow.parquet as pq
 
-    found = []
+    found: list[TraceArrays | str] = []
     for batch in pq.ParquetFile(place.path).iter_batches(batch_size=256, columns=_LISTS):
         for row in range(len(batch)):
             lists = {name: _list(batch.column(name), row) for name in _LISTS}
@@ -367,7 +369,7 @@ def _list(column: Any, row: int) -> Any:
     return column[row].values.to_numpy(zero_copy_only=False).copy() if column[row].is_valid else None
 
 
-_READERS: Mapping[str, Callable[[Place, ReadOptions], Sequence[TraceArrays]]] = {
+_READERS: Mapping[str, _Reader] = {
     "polar": _from_polar,
     "rollout_dump": _from_rollout_dump,
     "train_dump": _from_train_dump,

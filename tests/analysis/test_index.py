@@ -104,7 +104,7 @@ def test_a_moved_run_keeps_its_index(embedded: RunFolder, reads: list[str]) -> N
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "manifest", "pointer", "gone", "empty"])
 def test_a_damaged_index_is_not_used_and_made_anew(tmp_path: Path, damage: str) -> None:
-    """Torn tables, a broken manifest, a pointer to nowhere: everything is read, the damage told and healed."""
+    """Torn tables, a broken manifest, a pointer to nowhere: all is read, the damage told and healed."""
     for number in range(3):
         write_session(tmp_path, f"s{number}")
     expected = frames(analysis.load(tmp_path))
