@@ -37,6 +37,8 @@ class Step:
         Groups queued or in flight that may still come.
     counts
         Where the groups are.
+    undecided
+        Ids and results of groups that the trainer's filter has to be asked about; there is no batch before.
     """
 
     batch: list[DeliveredGroup]
@@ -45,6 +47,27 @@ class Step:
     stale: list[int]
     pending: int
     counts: SchedulerCounts
+    undecided: list[tuple[int, JudgedGroup]]
+
+    def describe(self, waited: float, away: float, last_failure: str) -> str:
+        """Say in one line where everything is, for a call that has waited for so many seconds.
+
+        Parameters
+        ----------
+        waited, away
+            Seconds that the call has waited, and that the server has been away.
+        last_failure
+            The latest failure, empty if there was none.
+        """
+        counts = self.counts
+        return (
+            f"{waited:.0f} s: {counts.buffered} of {counts.wanted} groups accepted, {counts.in_flight} in "
+            f"flight ({counts.in_flight_sessions} sessions), {counts.queued} queued "
+            f"({counts.waiting_retry} for another attempt, {counts.suspended} refused), the oldest drawn "
+            f"{counts.oldest_age:.0f} s ago"
+            + (f"; the server has been away for {away:.0f} s" if away else "")
+            + f"; last failure: {last_failure or 'none'}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

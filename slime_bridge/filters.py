@@ -2,24 +2,26 @@
 
 A rollout function that replaces Slime's own has to call these hooks itself, or the flags do nothing:
 
-- ``--dynamic-sampling-filter-path``: asked once for each accepted group, as soon as its result is converted,
-  one group at a time, in a thread of the worker. A dropped group is replaced by a fresh prompt and counted
-  under Slime's metric name.
-- ``--rollout-sample-filter-path``: called with the groups of the complete batch, in the trainer's thread.
+- ``--dynamic-sampling-filter-path``: asked once for each accepted group, with all its samples, the
+  placeholders of failed sessions (reward 0, ABORTED) among them. A dropped group is replaced by a fresh
+  prompt and counted under Slime's metric name.
+- ``--rollout-sample-filter-path``: called with the groups of the complete batch.
 - ``--rollout-all-samples-process-path``: called after it, with every group that finished since the previous
   batch, kept or dropped, in the order of their first sample's index, and with the data source.
 
 ``polar_drop_all_wrong_groups`` and ``polar_balance_all_correct_groups`` act before the last two: on the
 complete batch, without a refill, and never down to nothing. Slime counts trajectories: where its
-``global_batch_size`` is that of the full batch, a pruned one is an error there. A hook that raises ends the
-call with a `FilterError`.
+``global_batch_size`` is that of the full batch, a pruned one is an error there.
+
+All of it runs in the thread of the trainer's call, and only while that lasts: hooks may share state with
+each other and with the trainer. A hook that raises ends the call with a `FilterError`; what the call would
+have got is there for the next one.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -54,10 +56,14 @@ class TrainerFilters:
     def __init__(self, config: PolarSlimeConfig, args: Any) -> None:
         self._config = config
         self._args = args
-        self._lock = threading.Lock()
         self._dynamic = _load("dynamic_sampling_filter_path", config.dynamic_sampling_filter_path)
         self._batch = _load("rollout_sample_filter_path", config.rollout_sample_filter_path)
         self._all = _load("rollout_all_samples_process_path", config.rollout_all_samples_process_path)
+
+    @property
+    def asked_about_groups(self) -> bool:
+        """Whether there is a filter to ask about each accepted group."""
+        return self._dynamic is not None
 
     @property
     def wants_all_samples(self) -> bool:
@@ -68,8 +74,7 @@ class TrainerFilters:
         """Ask the dynamic filter about a group that is good enough otherwise."""
         if self._dynamic is None or isinstance(verdict, Rejected):
             return verdict
-        with self._lock:
-            output = _called("dynamic_sampling_filter_path", self._dynamic, self._args, samples)
+        output = _called("dynamic_sampling_filter_path", self._dynamic, self._args, samples)
         if getattr(output, "keep", output):
             return verdict
         reason = getattr(output, "reason", None)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from slime_bridge.acceptance import Rejected, RejectReason, too_stale
+from slime_bridge.acceptance import Accepted, Rejected, RejectReason, too_stale
 from slime_bridge.batch import DeliveredGroup, DrawnGroup, Report, Step
 from slime_bridge.config import PolarSlimeConfig
 from slime_bridge.errors import (
@@ -59,6 +59,8 @@ class GroupFlow:
         Source of the jitter of pauses.
     keep_samples
         Keep the samples of rejected groups until the next batch.
+    asks_filter
+        Let the call ask the trainer's filter about each accepted group.
 
     Attributes
     ----------
@@ -75,6 +77,7 @@ class GroupFlow:
         *,
         rng: random.Random | None = None,
         keep_samples: bool = False,
+        asks_filter: bool = False,
     ) -> None:
         self.stop_reason: BridgeError | None = None
         self.last_error = ""
@@ -86,6 +89,8 @@ class GroupFlow:
         self._health = HealthMonitor(config)
         self._refusals = 0
         self._ended: list[int] = []
+        self._asks_filter = asks_filter
+        self._undecided: dict[int, tuple[DrawnGroup, JudgedGroup]] = {}
         surplus = (config.over_sampling_batch_size or 0) > config.rollout_batch_size
         self.scheduler: Scheduler[PromptGroup, JudgedGroup] = Scheduler(
             max_groups=config.max_groups_in_flight,
@@ -133,10 +138,12 @@ class GroupFlow:
         stale: list[int] = []
         for group, lag in self.scheduler.reject_stale(RejectReason.TOO_STALE):
             stale.append(group.group_id)
+            self._undecided.pop(group.group_id, None)
             self._note_rejected(group, group.result, too_stale(lag, self._config.max_staleness))
         counts = self.scheduler.counts(time.monotonic())
-        draw = 0 if away else self.scheduler.to_draw()
-        batch = self.scheduler.take()
+        undecided = [(group_id, judged) for group_id, (_, judged) in sorted(self._undecided.items())]
+        draw = 0 if away or undecided else self.scheduler.to_draw()
+        batch = [] if undecided else self.scheduler.take()
         ended, self._ended = self._ended, []
         return Step(
             batch=batch,
@@ -145,7 +152,21 @@ class GroupFlow:
             stale=stale,
             pending=counts.queued - counts.suspended + counts.in_flight,
             counts=counts,
+            undecided=undecided,
         )
+
+    def decided(self, group_id: int, verdict: Accepted | Rejected) -> None:
+        """Hear what the trainer's filter says of a group that `step` has asked about."""
+        group, judged = self._undecided.pop(group_id)
+        if group.state is not GroupState.BUFFERED:
+            return  # somebody stopped the worker meanwhile
+        self._note_verdict(group, verdict)
+        if isinstance(verdict, Rejected):
+            self.scheduler.drop(group_id, verdict.reason)
+            self._note_rejected(group, judged, verdict)
+        else:
+            self.window.accept()
+        self._health.filtered(verdict)
 
     def take_ended(self) -> list[int]:
         """Return ``group_index`` of the prompts that ended without training since this was last asked."""
@@ -162,6 +183,7 @@ class GroupFlow:
         return (
             self.stop_reason is not None
             or enough
+            or bool(self._undecided)
             or not pending
             or (not away and self.scheduler.to_draw() > 0)
         )
@@ -239,19 +261,18 @@ class GroupFlow:
             return
         verdict, sessions = judged.verdict, judged.conversion.sessions
         rejected = verdict if isinstance(verdict, Rejected) else None
-        self._journal.record(
-            "verdict",
-            group=group.group_id,
-            accepted=rejected is None,
-            reason=None if rejected is None else rejected.reason,
-            numbers=verdict.numbers,
-        )
-        if rejected is None:
-            self.scheduler.accept(group.group_id, judged, time.monotonic())
-            self.window.accept()
-        else:
+        undecided = self._asks_filter and rejected is None
+        if not undecided:
+            self._note_verdict(group, verdict)
+        if rejected is not None:
             self.scheduler.reject(group.group_id, rejected.reason)
             self._note_rejected(group, judged, rejected)
+        else:
+            self.scheduler.accept(group.group_id, judged, time.monotonic())
+            if undecided:
+                self._undecided[group.group_id] = group, judged
+            else:
+                self.window.accept()
         self.stop(self._health.judged(sessions, rejected, verdict.numbers["trainable_tokens"]))
 
     def failed(self, group: DrawnGroup, reason: str, error: Exception) -> None:
@@ -309,6 +330,15 @@ class GroupFlow:
         self.window.counters[f"{state}_groups"] += len(groups)
         for group in groups:
             self._journal.record(f"group_{state}", group=group.group_id, reason=reason)
+
+    def _note_verdict(self, group: DrawnGroup, verdict: Accepted | Rejected) -> None:
+        self._journal.record(
+            "verdict",
+            group=group.group_id,
+            accepted=isinstance(verdict, Accepted),
+            reason=verdict.reason if isinstance(verdict, Rejected) else None,
+            numbers=verdict.numbers,
+        )
 
     def _note_rejected(self, group: DrawnGroup, judged: JudgedGroup | None, verdict: Rejected) -> None:
         self._note_ended(group)

@@ -23,7 +23,6 @@ from slime_bridge._messages import prompt_to_instruction_text
 from slime_bridge.acceptance import Accepted, Rejected, judge
 from slime_bridge.collect import CollectedTask, CollectEvent, CollectEventKind, Collector, collect_task
 from slime_bridge.config import PolarSlimeConfig, render_instruction, render_task_payload
-from slime_bridge.filters import TrainerFilters
 from slime_bridge.group_conversion import GroupConversion, convert_group
 from slime_bridge.groups import Group
 from slime_bridge.journal_schema import EventLog
@@ -141,8 +140,6 @@ class GroupRunner:
         Called with a group's id at each attempt; gives the policy version that it carries.
     on_event
         Told of each step of collecting, with the group's id.
-    filters
-        The trainer's own; asked about groups that are good enough otherwise.
     on_request
         Shown each request that is made.
     limiter
@@ -157,7 +154,6 @@ class GroupRunner:
     journal: EventLog
     stamp: Callable[[int], int]
     on_event: Callable[[int, CollectEvent], None]
-    filters: TrainerFilters
     on_request: Callable[[TaskRequest], None] = lambda request: None
     limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(2))
     pushes_were_guarded: Callable[[float], bool] = lambda since: False
@@ -171,8 +167,6 @@ class GroupRunner:
             As `collect_task`.
         ProtocolError
             If a result does not decode.
-        FilterError
-            If the trainer's filter raised.
         MissingRewardError
             If a reward is missing where that is an error.
         """
@@ -257,7 +251,7 @@ class GroupRunner:
         )
         judged = JudgedGroup(
             conversion,
-            self.filters.judge(conversion.samples, judge(conversion, settings=self.config)),
+            judge(conversion, settings=self.config),
             max(task.received_at for task in tasks) - min(task.submitted_at for task in tasks),
         )
         if self.journal.path is not None:

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slime_bridge.acceptance import Rejected, RejectReason
+from slime_bridge.acceptance import Accepted, Rejected, RejectReason
 from slime_bridge.config import PolarSlimeConfig
 from slime_bridge.errors import (
     CandidatePoolError,
@@ -34,6 +34,7 @@ __all__ = ["HealthMonitor"]
 logger = logging.getLogger(__name__)
 
 _FIRST_WARNING = 4
+_FIRST_FILTER_WARNING = 32
 _MIN_TRAINABLE_LIMIT = 16
 _GIVE_UP_LIMIT = 8
 _NO_TOKEN_IDS = (
@@ -56,6 +57,7 @@ class HealthMonitor:
     _traceless: int = field(default=0, init=False)
     _untrainable: int = field(default=0, init=False)
     _given_up: int = field(default=0, init=False)
+    _filtered: int = field(default=0, init=False)
     _observed: int = field(default=0, init=False)
     _completed: int = field(default=0, init=False)
     _gate_open: bool = field(default=True, init=False)
@@ -101,6 +103,16 @@ class HealthMonitor:
                 "Sessions complete without token ids, so nothing can be trained on: %s", _NO_TOKEN_IDS
             )
         return self._traceless_streak(sessions) or self._untrainable_streak(reason) or self._pool(sessions)
+
+    def filtered(self, verdict: Accepted | Rejected) -> None:
+        """Hear what the trainer's filter said of a group; long streaks are warned about and stop nothing."""
+        self._filtered = self._filtered + 1 if isinstance(verdict, Rejected) else 0
+        if self._filtered >= _FIRST_FILTER_WARNING and _worth_a_warning(self._filtered):
+            logger.warning(
+                "dynamic_sampling_filter_path dropped %d groups in a row; the last one: %s",
+                self._filtered,
+                verdict.numbers.get("filter_reason") or "it gave no reason",
+            )
 
     def gave_up(self, error: str) -> WorkerError | None:
         """Hear of a prompt that was given up; the result is the reason to stop, if that is one."""

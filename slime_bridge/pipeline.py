@@ -54,7 +54,7 @@ class Pipeline:
     builder
         Makes task requests.
     filters
-        The trainer's own.
+        The trainer's own; what they need is kept for them.
     journal
         Notes every event.
     startup_timeout
@@ -83,14 +83,15 @@ class Pipeline:
         on_ready: Callable[[], None],
         on_move: Callable[[], None],
     ) -> None:
-        self.flow = GroupFlow(config, journal, keep_samples=filters.wants_all_samples)
+        self.flow = GroupFlow(
+            config, journal, keep_samples=filters.wants_all_samples, asks_filter=filters.asked_about_groups
+        )
         self.capabilities = Capabilities(
             config.rollout_url,
             configured_features(config),
             journal,
             keys_without_effect(builder.args, config),
         )
-        self._filters = filters
         self._config = config
         self._builder = builder
         self._journal = journal
@@ -198,7 +199,6 @@ class Pipeline:
                     on_event=self._on_event,
                     on_request=self.capabilities.note,
                     pushes_were_guarded=partial(pushes_were_guarded, config.rollout_url, config.run_dir),
-                    filters=self._filters,
                 )
                 self._on_ready()
                 tasks.start_soon(self._watch_outages, client, name="outage watch")

@@ -316,8 +316,9 @@ class Scheduler(Generic[P, R]):
         return len(handed)
 
     def drop(self, group_id: int, reason: str) -> None:
-        """Reject a group that was handed out, without a replacement in this batch."""
-        self._move(self._live[GroupState.HANDED][group_id], GroupState.REJECTED, reason)
+        """Reject an accepted group: in the buffer, or handed out and then without a replacement."""
+        state = GroupState.BUFFERED if group_id in self._live[GroupState.BUFFERED] else GroupState.HANDED
+        self._move(self._live[state][group_id], GroupState.REJECTED, reason)
 
     # The end
 

@@ -218,6 +218,11 @@ class PolarWorker:
                 self._raise_end()
             step = self._in_loop(self._pipeline.step)
             self._source.given_up(step.ended)
+            for group_id, judged in step.undecided:
+                verdict = self._filters.judge(judged.conversion.samples, judged.verdict)
+                self._in_loop(self._pipeline.flow.decided, group_id, verdict)
+            if step.undecided:
+                continue
             if step.batch:
                 if step.draw:
                     # A batch that was ready when the call came: the window is filled up all the same, so that
@@ -232,7 +237,9 @@ class PolarWorker:
                     self._raise_exhausted(step, wanted)
                 redraw_at = now + _REDRAW_SECONDS
             if now >= next_progress:
-                self._log_progress(rollout_id, step, now - began)
+                flow, away = self._pipeline.flow, self._pipeline.outage_seconds
+                text = step.describe(now - began, away, flow.last_error)
+                logger.info("Rollout %d has waited %s", rollout_id, text)
                 interval = min(2 * interval, _LAST_PROGRESS)
                 next_progress = now + interval
             self._moved.wait(min(next_progress - now, _REDRAW_SECONDS if step.draw else _LAST_PROGRESS))
@@ -262,25 +269,6 @@ class PolarWorker:
             f"the data source has no prompts left: {counts.buffered} of {wanted} groups are accepted, "
             f"{counts.suspended} were refused by the server, and nothing else is under way"
             + (f"; the last failure: {last}" if last else "")
-        )
-
-    def _log_progress(self, rollout_id: int, step: Step, waited: float) -> None:
-        counts, away = step.counts, self._pipeline.outage_seconds
-        logger.info(
-            "Rollout %d has waited %.0f s: %d of %d groups accepted, %d in flight (%d sessions), %d queued "
-            "(%d for another attempt, %d refused), the oldest drawn %.0f s ago%s; last failure: %s",
-            rollout_id,
-            waited,
-            counts.buffered,
-            counts.wanted,
-            counts.in_flight,
-            counts.in_flight_sessions,
-            counts.queued,
-            counts.waiting_retry,
-            counts.suspended,
-            counts.oldest_age,
-            f"; the server has been away for {away:.0f} s" if away else "",
-            self._pipeline.flow.last_error or "none",
         )
 
     # Start and end

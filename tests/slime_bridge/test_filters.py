@@ -1,5 +1,8 @@
 """The trainer's filters work through this hook as through Slime's own rollout."""
 
+import json
+import threading
+
 import pytest
 
 from analysis.lab.polar_server.testing import FaultScript, SessionProfile, serve_polar
@@ -8,9 +11,12 @@ from slime_bridge.config import resolve_polar_slime_config
 from slime_bridge.errors import ConfigError, FilterError
 from slime_bridge.filters import TrainerFilters
 from slime_bridge.group_conversion import SessionOutcome
+from slime_bridge.health import HealthMonitor
+from slime_bridge.journal_audit import audit
 from slime_bridge.rollout import generate_rollout_polar_async, stop_global_worker
 from tests.slime_bridge import trainer_hooks
 from tests.slime_bridge.rollouts import Source, group_indices, make_args, running
+from tests.slime_bridge.test_group_flow import Bench, good
 
 HOOKS = "tests.slime_bridge.trainer_hooks"
 QUICK = FaultScript(sessions=SessionProfile(duration=0.02, reward=1.0))
@@ -63,16 +69,92 @@ class TestDynamicFilter:
         accepted = Accepted({})
         assert filters().judge([], accepted) is accepted
 
-    def test_broken_filter_ends_the_run_under_its_name(self):
-        """Not one rejected group after the other, for ever."""
+    def test_hooks_run_in_the_thread_of_the_call(self):
+        """They may share state with each other, and nothing of the user's runs between calls."""
         source = Source()
-        settings = {"dynamic_sampling_filter_path": f"{HOOKS}.broken"}
+        settings = {
+            "dynamic_sampling_filter_path": f"{HOOKS}.keep_third_onwards",
+            "rollout_all_samples_process_path": f"{HOOKS}.process_all",
+            "polar_fully_async": True,
+        }
+        with serve_polar(QUICK) as polar, running(polar, source, **settings) as worker:
+            worker.collect(0)
+            asked = len(trainer_hooks.calls)
+            polar.wait_until(lambda: polar.running_sessions == 0)
+            assert len(trainer_hooks.calls) == asked
+            worker.collect(1)
+            assert trainer_hooks.threads == {threading.get_ident()}
+
+    def test_each_group_is_asked_about_once(self):
+        """Also those that wait in the buffer while others are asked for."""
+        source = Source()
+        settings = {"dynamic_sampling_filter_path": f"{HOOKS}.keep_third_onwards", "polar_fully_async": True}
+        with serve_polar(QUICK) as polar, running(polar, source, **settings) as worker:
+            delivered = [row for n in range(3) for row in group_indices(worker.collect(n)[0])]
+            asked = list(trainer_hooks.calls)
+            report = worker.ledger()
+        assert len(asked) == len(set(asked))
+        assert set(delivered) <= set(asked)
+        assert report.rejected == {"filtered": 2}
+
+    def test_one_verdict_for_each_group(self, tmp_path):
+        """The journal says it once, with the numbers and the filter's reason; a reader needs no rule."""
+        settings = {
+            "dynamic_sampling_filter_path": f"{HOOKS}.keep_even_rows",
+            "polar_run_dir": str(tmp_path),
+        }
+        with serve_polar(QUICK) as polar:
+            generate_rollout_polar_async(make_args(polar.url, **settings), 0, Source())
+            stop_global_worker()
+        records = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+        verdicts = [record for record in records if record["event"] == "verdict"]
+        assert len({record["group"] for record in verdicts}) == len(verdicts)
+        dropped = [record for record in verdicts if not record["accepted"]]
+        assert dropped
+        assert {record["reason"] for record in dropped} == {"filtered"}
+        assert {record["numbers"]["filter_reason"] for record in dropped} == {"odd_row"}
+        assert all(record["numbers"]["trainable_tokens"] > 0 for record in dropped)
+        assert audit(records) == []
+
+    def test_broken_filter_ends_the_call_under_its_name(self):
+        """Not one rejected group after the other; what was there is there for the next call."""
+        source = Source()
+        settings = {"dynamic_sampling_filter_path": f"{HOOKS}.fail_at_second"}
         with serve_polar(QUICK) as polar, running(polar, source, **settings) as worker:
             with pytest.raises(
                 FilterError, match="dynamic_sampling_filter_path raised ZeroDivisionError: a defect"
             ):
                 worker.collect(0)
-        assert source.unaccounted() == set()
+            assert worker.usable
+            batch, report = worker.collect(0)
+            assert len(batch.groups) == 4
+            assert report.ledger.rejected == {}
+            assert source.drawn == [0, 1, 2, 3]
+
+    def test_groups_that_grow_old_while_they_wait_are_not_asked_about(self):
+        """Nobody will train on them."""
+        bench = Bench(dynamic_sampling_filter_path=f"{HOOKS}.keep_third_onwards")
+        (group, *_) = bench.start()
+        bench.flow.judged(group, good(group))
+        assert [group_id for group_id, _ in bench.flow.step(away=False).undecided] == [group.group_id]
+        assert bench.flow.moves(away=False)
+        bench.flow.scheduler.end_request()
+        bench.flow.begin(50, 2)
+        step = bench.flow.step(away=False)
+        assert step.undecided == []
+        assert group.group_id in step.stale
+
+    def test_a_filter_that_drops_everything_is_named(self, caplog):
+        """The run goes on, as Slime's would; the log says what it waits for."""
+        health = HealthMonitor(filters()._config)
+        for _ in range(64):
+            health.filtered(Rejected(RejectReason.FILTERED, {"filter_reason": "zero_std_1.0"}))
+        health.filtered(Accepted({}))
+        for _ in range(31):
+            health.filtered(Rejected(RejectReason.FILTERED, {"filter_reason": None}))
+        texts = [record.getMessage() for record in caplog.records]
+        assert len(texts) == 2
+        assert "dropped 32 groups in a row; the last one: zero_std_1.0" in texts[0]
 
 
 class TestBatchHooks:

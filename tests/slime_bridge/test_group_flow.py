@@ -51,7 +51,8 @@ class Bench:
         self.notes = Notes()
         self.source = Source()
         config = resolve_polar_slime_config(make_args("http://polar", **settings))
-        self.flow = GroupFlow(config, self.notes, rng=random.Random(1))
+        asks = config.dynamic_sampling_filter_path is not None
+        self.flow = GroupFlow(config, self.notes, rng=random.Random(1), asks_filter=asks)
 
     def start(self, rollout_id=0, wanted=2):
         self.flow.begin(rollout_id, wanted)

@@ -9,7 +9,6 @@ from slime_bridge.acceptance import Accepted, Rejected
 from slime_bridge.collect import CollectedTask
 from slime_bridge.config import resolve_polar_slime_config
 from slime_bridge.errors import ProtocolError, TemplateError
-from slime_bridge.filters import TrainerFilters
 from slime_bridge.group_task import GroupRunner, TaskBuilder, _gather
 from slime_bridge.groups import Group
 from slime_bridge.journal_schema import EventLog
@@ -69,7 +68,6 @@ def runner(notes=None, **settings):
         journal=notes or Notes(),
         stamp=lambda group_id: 0,
         on_event=lambda group_id, event: None,
-        filters=TrainerFilters(config, args),
         limiter=None,
     )
 

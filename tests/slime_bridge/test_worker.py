@@ -337,7 +337,10 @@ class TestContent:
 
     def test_bad_sessions_become_placeholders(self):
         """One bad session does not sink its group."""
-        faults = [Fault("short_logprobs", sessions=[1]), Fault("session_malformed", sessions=[0], tasks=[0])]
+        faults = [
+            Fault("short_logprobs", sessions=[1]),
+            Fault("session_malformed", sessions=[0], instruction="prompt 0$"),
+        ]
         with (
             serve_polar(script(*faults)) as polar,
             running(polar, Source(n=3), n_samples_per_prompt=3) as worker,

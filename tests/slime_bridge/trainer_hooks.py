@@ -1,12 +1,15 @@
 """Hooks as a trainer's users write them, for the tests of the filters."""
 
+import threading
 from types import SimpleNamespace
 
 calls = []
+threads = set()
 
 
 def reset():
     calls.clear()
+    threads.clear()
 
 
 def keep_even_rows(args, samples, **kwargs):
@@ -20,6 +23,21 @@ def keep_none_silently(args, samples):
     return samples[0].metadata["row"] > 1
 
 
+def keep_third_onwards(args, samples, **kwargs):
+    """A dynamic filter that counts, and notes who calls it."""
+    threads.add(threading.get_ident())
+    calls.append(samples[0].metadata["row"])
+    return SimpleNamespace(keep=len(calls) > 2, reason="too_early" if len(calls) < 3 else None)
+
+
+def fail_at_second(args, samples, **kwargs):
+    """A dynamic filter with a defect in one of its branches."""
+    calls.append(samples[0].metadata["row"])
+    if len(calls) == 2:
+        raise ZeroDivisionError("a defect")
+    return True
+
+
 def remove_first(args, groups):
     """A sample filter."""
     calls.append(("sample_filter", [group[0].metadata["row"] for group in groups]))
@@ -29,6 +47,7 @@ def remove_first(args, groups):
 
 def process_all(args, all_groups, data_source):
     """An all-samples process."""
+    threads.add(threading.get_ident())
     calls.append(("all_samples", [group[0].metadata["row"] for group in all_groups], data_source))
 
 
