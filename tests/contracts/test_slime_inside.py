@@ -6,13 +6,19 @@ import importlib.util
 
 import pytest
 
-from tests.contracts.inside_slime import advantage_checks, manager_checks, signature_checks, types_checks
+from tests.contracts.inside_slime import (
+    advantage_checks,
+    filter_checks,
+    manager_checks,
+    signature_checks,
+    types_checks,
+)
 from tests.contracts.inside_slime.host import checks_of
 from tests.contracts.slime_runs import assert_check_passes, needs_slime
 
 pytestmark = [pytest.mark.slime, needs_slime, pytest.mark.timeout(200)]
 
-MODULES = (types_checks, manager_checks, advantage_checks)
+MODULES = (types_checks, manager_checks, advantage_checks, filter_checks)
 
 
 def cases(*modules):
