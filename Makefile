@@ -36,7 +36,7 @@ $(LAB_READY): $(BIN)/python pyproject.toml constraints.txt
 
 $(DEV_READY): $(LAB_READY)
 	@echo "make: installing the test and lint tools into $(VENV)"
-	@$(PIP) -c constraints.txt -e '.[lab,notebooks,wandb,dev]'
+	@$(PIP) -c constraints.txt -e '.[lab,notebooks,wandb,ray,dev]'
 	@touch $@
 
 lab: $(LAB_READY)  ## train a tiny policy end to end through the production hook (SEED=0 ROLLOUTS=40)

@@ -1,1 +1,1 @@
-"""The embedded stack: a tiny policy, an engine, the router, a Polar-compatible server and a trainer on one machine."""
+"""The embedded stack on one machine: tiny policy, engine, router, Polar-compatible server, trainer."""

@@ -1,4 +1,4 @@
-"""Packaging promises: no dependency on PyPI's `slime`, no torch pin, an environment file in step with the package."""
+"""Packaging promises: nothing from PyPI's `slime`, no torch pin, an environment file in step."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def _name(requirement: str) -> str:
     return re.split(r"[\s\[<>=!~@;]", requirement.strip(), maxsplit=1)[0].lower()
 
 
+def _requirements(*extras: str) -> list[str]:
+    """Return the core's requirements and those of the named extras."""
+    project = _project()
+    return [
+        *project["dependencies"],
+        *(r for extra in extras for r in project["optional-dependencies"][extra]),
+    ]
+
+
 def _conda_pip() -> list[str]:
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
@@ -29,23 +38,23 @@ def _conda_pip() -> list[str]:
 def test_no_requirement_names_the_unrelated_slime_package() -> None:
     """PyPI's `slime` is another project: neither the core nor an extra may pull it."""
     project = _project()
-    requirements = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
-    assert "slime" not in {_name(requirement) for requirement in requirements}
+    assert "slime" not in {
+        _name(requirement) for requirement in _requirements(*project["optional-dependencies"])
+    }
 
 
 def test_core_stays_light_and_pins_nothing_the_trainer_owns() -> None:
-    """The core needs no torch, and nothing in the package pins torch, numpy, httpx or pydantic to one version."""
+    """The core needs no torch; nothing pins torch, numpy, httpx or pydantic to one version."""
     project = _project()
     assert "torch" not in {_name(requirement) for requirement in project["dependencies"]}
-    every = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
+    every = _requirements(*project["optional-dependencies"])
     shared = {"torch", "numpy", "httpx", "pydantic", "transformers", "ray", "pandas"}
     assert not [r for r in every if _name(r) in shared and ("==" in r or "<" in r)]
 
 
 def test_environment_file_is_in_step_with_the_package() -> None:
     """Each core, train and wandb requirement stands in environment.yml with the same lower bound."""
-    project = _project()
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["train"], *project["optional-dependencies"]["wandb"]]
+    wanted = _requirements("train", "wandb")
     listed = {_name(requirement): requirement for requirement in _conda_pip()}
     for requirement in wanted:
         assert _name(requirement) in listed, requirement
@@ -58,12 +67,9 @@ def test_environment_file_is_in_step_with_the_package() -> None:
 
 def test_constraints_pin_every_direct_requirement() -> None:
     """What `make` installs is pinned: each direct requirement of its extras has one exact version."""
-    project = _project()
-    extras = project["optional-dependencies"]
-    direct = [*project["dependencies"], *(r for name in ("analysis", "lab", "notebooks", "wandb", "dev") for r in extras[name])]
-    pins = dict(
-        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line and line[0] != "#"
-    )
+    direct = _requirements("analysis", "lab", "notebooks", "wandb", "ray", "dev")
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line and line[0] != "#")
     names = {name.lower().replace("_", "-") for name in pins}
     assert {_name(r).replace("_", "-") for r in direct} - {"slime-bridge"} <= names
     assert pins["torch"] == "2.13.0"
