@@ -48,11 +48,11 @@ logger = logging.getLogger(__name__)
 HELD_OUT_SEEDS = 500_000_000
 """Episode seeds of held-out questions start here; training questions start at 0."""
 
-UNMEASURED_TIMEOUT = 30.0
+UNMEASURED_TIMEOUT = 10.0
 """Seconds that a session may take until the first evaluation has shown how fast this machine is."""
 
-TIMEOUT_FACTOR = 6.0
-SHORTEST_TIMEOUT = 4.0
+TIMEOUT_FACTOR = 8.0
+SHORTEST_TIMEOUT = 5.0
 """A session may take so many times the median of the first evaluation, and at least so many seconds."""
 
 _TOKENIZER_FILES = ("tokenizer*", "chat_template*", "special_tokens_map.json", "vocab.json", "merges.txt")

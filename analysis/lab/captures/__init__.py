@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
+from types import SimpleNamespace
 
-from slime_bridge._slime import sample_class
 from slime_bridge.acceptance import Rejected, judge
 from slime_bridge.adapter import session_result_to_samples
 from slime_bridge.config import PolarSlimeConfig
@@ -79,7 +79,7 @@ def convert_capture(name: str) -> CaptureReport:
     result = decode_session_result(capture_bytes(name))
     samples = session_result_to_samples(result, 0, trajectory_index=0)
     real = [sample for sample in samples if not is_placeholder(sample)]
-    prompt = sample_class()(group_index=0, index=0)
+    prompt = SimpleNamespace(group_index=0, index=0, label=None, metadata={})
     # Conversion takes the lists of a result over, so the group gets a result of its own.
     group = convert_group([decode_session_result(capture_bytes(name))], [prompt], config=_CONFIG)
     verdict = judge(group, settings=_CONFIG)
