@@ -227,11 +227,13 @@ def _compare(stage: Stage) -> None:
         size = scenario.group_size
         check_samples(
             groups,
-            stage.polar,
+            stage.polar.history,
             prompts=lambda group: range(group[0].group_index * size, (group[0].group_index + 1) * size),
             clipped=scenario.settings.get("polar_overlong_traces") == "clip",
             masked=outcome.masked,
         )
+    lags = [s.metadata["polar"]["policy_staleness"] for group in groups for s in group]
+    assert all(0 <= lag <= 3 for lag in lags), f"lags {sorted(set(lags))}, the bound is level 2 + interval 1"
     if outcome.statuses is not None:
         statuses = Counter(sample.status.name for group in groups for sample in group)
         _same("statuses", statuses, outcome.statuses)
