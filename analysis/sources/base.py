@@ -8,7 +8,7 @@ read into it, and takes back the rows of a file that fails halfway. Knows nothin
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -18,7 +18,7 @@ import pyarrow as pa
 from analysis.problems import Problem, Skipped
 from analysis.schema import GRAINS, TOKEN_REFS, arrow_schema
 
-__all__ = ["FileRecords", "Position", "ReadOptions", "Sink", "SourceFile", "SourceKind"]
+__all__ = ["FileRecords", "Late", "Position", "ReadOptions", "Sink", "SourceFile", "SourceKind"]
 
 Row = dict[str, Any]
 
@@ -173,6 +173,22 @@ class FileRecords:
         return self.tables[grain] if grain in self.tables else arrow_schema(grain).empty_table()
 
 
+@dataclass(frozen=True)
+class Late:
+    """Columns that are computed for all rows at once, when the table is made.
+
+    Parameters
+    ----------
+    names
+        The columns.
+    function
+        Gets one item per row, and returns one Arrow array per name.
+    """
+
+    names: tuple[str, ...]
+    function: Callable[[Sequence[Any]], list[pa.Array]]
+
+
 class Sink:
     """Collects rows, problems and token places of any number of files."""
 
@@ -180,7 +196,7 @@ class Sink:
         self._files: list[SourceFile] = []
         self._rows: dict[str, list[Row]] = {grain: [] for grain in GRAINS}
         self._names: dict[str, set[str]] = {grain: set() for grain in GRAINS}
-        self._tuples: dict[tuple[str, tuple[str, ...]], list[tuple[Any, ...]]] = {}
+        self._tuples: dict[tuple[str, tuple[str, ...], Late | None], list[tuple[Any, ...]]] = {}
         self._refs: list[tuple[Any, ...]] = []
         self._tables: dict[str, list[pa.Table]] = {}
         self._path = ""
@@ -218,7 +234,7 @@ class Sink:
         self._rows[grain].append(row)
         self._names[grain].update(row)
 
-    def rows_of(self, grain: str, layout: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    def rows_of(self, grain: str, layout: tuple[str, ...], late: Late | None = None) -> list[tuple[Any, ...]]:
         """Return the list to append rows of a fixed layout to: the fast way, for millions of rows.
 
         Parameters
@@ -227,8 +243,10 @@ class Sink:
             Which table.
         layout
             Names of the columns that each tuple holds, in order; ``path`` is the reader's to fill.
+        late
+            What is made of one more item of each tuple, its last.
         """
-        return self._tuples.setdefault((grain, layout), [])
+        return self._tuples.setdefault((grain, layout, late), [])
 
     def _collected(self) -> Iterator[list[Any]]:
         yield from self._rows.values()
@@ -287,9 +305,9 @@ class Sink:
             parts = list(self._tables.get(grain, ()))
             if rows:
                 parts.append(self._table(grain, rows))
-            for (other, layout), tuples in self._tuples.items():
+            for (other, layout, late), tuples in self._tuples.items():
                 if other == grain and tuples:
-                    parts.append(self._table_of(grain, layout, tuples))
+                    parts.append(self._table_of(grain, layout, late, tuples))
             if parts:
                 tables[grain] = pa.concat_tables(parts).combine_chunks()
         return FileRecords(
@@ -315,15 +333,22 @@ class Sink:
         ]
         return pa.Table.from_arrays(arrays, schema=schema)
 
-    def _table_of(self, grain: str, layout: tuple[str, ...], rows: list[tuple[Any, ...]]) -> pa.Table:
+    def _table_of(
+        self, grain: str, layout: tuple[str, ...], late: Late | None, rows: list[tuple[Any, ...]]
+    ) -> pa.Table:
         schema = arrow_schema(grain)
-        columns = dict(zip(layout, zip(*rows, strict=True), strict=True))
+        items = list(zip(*rows, strict=True))
+        made: dict[str, pa.Array] = {}
+        if late is not None:
+            made = dict(zip(late.names, late.function(items.pop()), strict=True))
+        columns = dict(zip(layout, items, strict=True))
         paths = columns["path"]
-        arrays = [
-            self._array(columns[name], paths, name, kind) if name in columns else pa.nulls(len(rows), kind)
-            for name, kind in zip(schema.names, schema.types, strict=True)
-        ]
-        return pa.Table.from_arrays(arrays, schema=schema)
+        for name, kind in zip(schema.names, schema.types, strict=True):
+            if name in columns:
+                made[name] = self._array(columns[name], paths, name, kind)
+            elif name not in made:
+                made[name] = pa.nulls(len(rows), kind)
+        return pa.Table.from_arrays([made[name] for name in schema.names], schema=schema)
 
     def _array(self, values: Sequence[Any], paths: Sequence[str], name: str, kind: pa.DataType) -> pa.Array:
         try:

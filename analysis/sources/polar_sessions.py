@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from analysis.errors import ForeignFileError, LoadError
-from analysis.sources.base import ReadOptions, Sink, SourceFile, SourceKind
+from analysis.sources.base import Late, ReadOptions, Sink, SourceFile, SourceKind
 from analysis.sources.files import damaged_json, decode_json, read_bytes
-from analysis.sources.polar_wire import ARRAYS, Buffer, SessionView, TraceView, read_session
+from analysis.sources.polar_places import ARRAYS, Buffer
+from analysis.sources.polar_wire import SessionView, TraceView, read_session
 from analysis.sources.session_cells import (
     FILTER_COLUMNS,
     filter_cells,
@@ -25,7 +26,7 @@ from analysis.sources.session_cells import (
     trajectory_cells,
     was_early_stopped,
 )
-from analysis.sources.token_stats import SUMMARY, summaries
+from analysis.sources.token_stats import COUNTS, LOGPROB_SUMMARY, count_cells, logprob_columns
 from analysis.sources.values import json_text, mapping, text
 from slime_bridge.errors import ProtocolError
 from slime_bridge.turns import oldest_and_newest
@@ -41,13 +42,14 @@ _TRACE_LAYOUT = (
     "reward",
     "calls",
     "messages",
-    *SUMMARY,
+    *COUNTS,
     "weight_version_oldest",
     "weight_version_newest",
     *FILTER_COLUMNS,
 )
-_SAMPLED = SUMMARY.index("sampled_tokens")
-_FITS = SUMMARY.index("has_logprobs")
+_LATE = Late(LOGPROB_SUMMARY, logprob_columns)
+_SAMPLED = COUNTS.index("sampled_tokens")
+_FITS = COUNTS.index("has_logprobs")
 _TOTALS = ("prompt_tokens", "response_tokens", "masked_tokens", "turns")
 _NO_FILTER: tuple[Any, ...] = (None,) * len(FILTER_COLUMNS)
 _NO_VERSIONS = (None, None)
@@ -133,12 +135,12 @@ class _Rows:
         self._path = file.path
         self._sink = sink
         self._limit = options.max_text
-        self._traces = sink.rows_of("trace", _TRACE_LAYOUT)
+        self._traces = sink.rows_of("trace", _TRACE_LAYOUT, _LATE)
 
     def add(self, view: SessionView, position: int | None = None) -> None:
         """Add a session, at its place in a task record or alone in its file."""
         ids = self._ids(view, position)
-        cells = summaries([trace.tokens for trace in view.traces])
+        cells = [count_cells(trace.tokens) for trace in view.traces]
         completed = is_completed(view.status, view.trajectory_status, view.error, view.trajectory_error)
         trainable = [
             cell[_SAMPLED] or 0 if _counts(view, trace, completed) else 0
@@ -186,7 +188,7 @@ class _Rows:
             "early_stopped": was_early_stopped(view.metadata, about),
             "usable": any(trainable),
             "traces": len(view.traces),
-            **{name: _total(cells, SUMMARY.index(name)) for name in _TOTALS},
+            **{name: _total(cells, COUNTS.index(name)) for name in _TOTALS},
             "trainable_tokens": sum(trainable) if any(cell[_SAMPLED] is not None for cell in cells) else None,
             "task_metadata": json_text(view.metadata, limit),
         }
@@ -211,6 +213,7 @@ class _Rows:
                 *cells,
                 *(trace.versions or _NO_VERSIONS),
                 *verdict,
+                (trace.tokens.flags, trace.tokens.logprobs) if cells[_FITS] else None,
             )
         )
 

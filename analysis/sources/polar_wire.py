@@ -9,15 +9,14 @@ Knows the wire form, nothing of tables.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import Raw
 
+from analysis.sources.polar_places import Buffer
 from analysis.sources.token_stats import (
     TraceTokens,
     all_packed,
@@ -29,10 +28,7 @@ from analysis.sources.token_stats import (
 from slime_bridge.protocol import SessionResult, Trace, decode_session_result
 from slime_bridge.turns import oldest_and_newest, read_turns
 
-__all__ = ["ARRAYS", "Buffer", "SessionView", "TraceView", "read_session"]
-
-ARRAYS = ("prompt", "response", "mask", "logprob")
-"""Token arrays by the names that `TOKEN_REFS` uses."""
+__all__ = ["SessionView", "TraceView", "read_session"]
 
 
 class _Call(msgspec.Struct, gc=False):
@@ -59,6 +55,7 @@ class _Trace(msgspec.Struct, gc=False):
     response_ids: Raw = msgspec.field(default_factory=Raw)
     loss_mask: Raw = msgspec.field(default_factory=Raw)
     response_messages: list[Raw] | None = None
+    tools: Raw = msgspec.field(default_factory=Raw)
     finish_reason: str | None = None
     response_logprobs: list[float] | None = None
     reward: float | None = None
@@ -85,61 +82,7 @@ class _Session(msgspec.Struct, gc=False):
 
 _DECODER = msgspec.json.Decoder(_Session)
 _NO_METADATA = _TraceMetadata()
-_LOGPROBS = re.compile(rb'"response_logprobs"\s*:\s*\[')
-_RESPONSE_KEY, _MASK_KEY = b',"response_ids":', b',"loss_mask":'
 _STAMPS = ("group_id", "policy_version", "rollout_step", "eval_dataset")
-
-
-class Buffer:
-    """The bytes of a file, and how far the places of arrays in it were looked up."""
-
-    __slots__ = ("cursor", "data")
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.cursor = 0
-
-    def place(self, key: bytes, text: bytes, raw: Raw) -> int:
-        """Return where a value begins, and go on behind it.
-
-        Parameters
-        ----------
-        key
-            Its key with quotes and colon, as a compact writer puts it before the value.
-        text, raw
-            The value, copied and in place.
-        """
-        start = self.data.find(key, self.cursor)
-        # What stands behind the key is compared, so a key of the same name elsewhere cannot mislead.
-        if start < 0 or not self.data.startswith(text, start + len(key)):
-            start = _address(raw) - _address(self.data)
-        else:
-            start += len(key)
-        self.cursor = start + len(text)
-        return start
-
-    def logprobs(self, count: int) -> tuple[int | None, int | None]:
-        """Return offset and length of the next array of logprobs, and go on behind it.
-
-        Parameters
-        ----------
-        count
-            Numbers that it must have; another array of the name is not it.
-        """
-        found = _LOGPROBS.search(self.data, self.cursor)
-        if found is None:
-            return None, None
-        start = found.end() - 1
-        end = self.data.find(b"]", start) + 1
-        if self.data.count(b",", start, end) != max(0, count - 1):
-            return None, None
-        self.cursor = end
-        return start, end - start
-
-
-def _address(buffer: Any) -> int:
-    address: int = np.frombuffer(buffer, dtype=np.uint8).__array_interface__["data"][0]
-    return address
 
 
 @dataclass(slots=True)
@@ -163,8 +106,7 @@ class TraceView:
     training_filter
         The server's own verdict, empty where there is none.
     places
-        Byte offset and length of each array in the order of `ARRAYS`, None for one that is missing; empty
-        where they are not known.
+        As `analysis.sources.polar_places.Buffer.places` gives them; empty where they are not known.
     """
 
     tokens: TraceTokens
@@ -248,12 +190,17 @@ def _trace_views(buffer: Buffer, traces: list[_Trace], submitted: Any) -> list[T
     for index, trace in enumerate(traces):
         tokens = _tokens(counts[index], counts[index + len(traces)])
         mask = bytes(trace.loss_mask)
-        if mask not in (b"", b"[]", b"null"):
+        if len(mask) > 2 and mask != b"null":
             tokens.has_mask = True
             tokens.flags = mask_from_json(mask)
         if trace.response_logprobs is not None:
             tokens.logprobs = next(numbers)
-        places = _places(buffer, trace, prompts[index], responses[index], mask)
+        places = buffer.places(
+            (trace.prompt_ids, trace.response_ids, trace.loss_mask),
+            (prompts[index], responses[index], mask),
+            None if tokens.logprobs is None else len(tokens.logprobs),
+            trace.tools,
+        )
         views.append(_trace_view(trace, tokens, places, submitted))
     return views
 
@@ -280,47 +227,6 @@ def _tokens(prompt: int | None, response: int | None) -> TraceTokens:
     if not prompt:
         return TraceTokens(None, response or None)
     return TraceTokens(prompt, response or 0)
-
-
-def _places(
-    buffer: Buffer, trace: _Trace, prompt: bytes, response: bytes, mask: bytes
-) -> tuple[int | None, ...]:
-    """Find the arrays in the file, in the order in which Polar writes them."""
-    if not prompt or not response or not mask:
-        return _some_places(buffer, trace, prompt, response, mask)
-    data = buffer.data
-    first = buffer.place(b'"prompt_ids":', prompt, trace.prompt_ids)
-    second = buffer.cursor + len(_RESPONSE_KEY)
-    third = second + len(response) + len(_MASK_KEY)
-    if not (
-        data.startswith(_RESPONSE_KEY, buffer.cursor)
-        and data.startswith(response, second)
-        and data.startswith(_MASK_KEY, second + len(response))
-        and data.startswith(mask, third)
-    ):
-        return _some_places(buffer, trace, prompt, response, mask)
-    buffer.cursor = third + len(mask)
-    known = first, len(prompt), second, len(response), third, len(mask)
-    if trace.response_logprobs is None:
-        return (*known, None, None)
-    return known + buffer.logprobs(len(trace.response_logprobs))
-
-
-def _some_places(
-    buffer: Buffer, trace: _Trace, prompt: bytes, response: bytes, mask: bytes
-) -> tuple[int | None, ...]:
-    """Find the arrays that are there, in another layout."""
-    places: list[int | None] = []
-    for text, raw in ((prompt, trace.prompt_ids), (response, trace.response_ids), (mask, trace.loss_mask)):
-        if text[:1] == b"[":
-            start = _address(raw) - _address(buffer.data)
-            places += (start, len(text))
-            buffer.cursor = start + len(text)
-        else:
-            places += (None, None)
-    if trace.response_logprobs is None:
-        return (*places, None, None)
-    return (*places, *buffer.logprobs(len(trace.response_logprobs)))
 
 
 def _versions(about: _TraceMetadata, flags: bytes | None, submitted: Any) -> tuple[str, str] | None:

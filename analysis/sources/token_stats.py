@@ -12,13 +12,18 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 __all__ = [
+    "COUNTS",
+    "LOGPROB_SUMMARY",
+    "logprob_columns",
+    "count_cells",
     "all_packed",
     "count_all_ids",
     "SUMMARY",
@@ -35,13 +40,14 @@ __all__ = [
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
-_DIGITS = b"0123456789, \n\r\t"
+_NUMBER_BYTES = b'0123456789, \n\r\t-+.eE"'
+_NINE = ord("9")
 _BLANKS = b", \n\r\t"
 _TO_FLAGS = bytes.maketrans(b"01", b"\x00\x01")
 _ANY_LIST = msgspec.json.Decoder(list[Any])
 
 
-SUMMARY = (
+COUNTS = (
     "prompt_tokens",
     "response_tokens",
     "has_mask",
@@ -49,12 +55,13 @@ SUMMARY = (
     "sampled_tokens",
     "masked_tokens",
     "turns",
-    "logprob_mean",
-    "logprob_min",
-    "logprob_sum",
-    "logprob_zero_share",
-    "logprob_missing",
 )
+"""Columns of the trace table that `count_cells` fills, in its order."""
+
+LOGPROB_SUMMARY = ("logprob_mean", "logprob_min", "logprob_sum", "logprob_zero_share", "logprob_missing")
+"""Columns of the trace table that summarise logprobs, in the order of `logprob_cells`."""
+
+SUMMARY = COUNTS + LOGPROB_SUMMARY
 """Columns of the trace table that `summaries` fills, in its order."""
 
 _NOTHING = (None, None, None, None, None)
@@ -94,10 +101,10 @@ class TraceTokens:
 
 
 def count_ids(text: bytes) -> int | None:
-    """Return how many token ids a JSON array holds, None if it is no array of non-negative integers."""
+    """Return how many numbers a flat JSON array holds, None if it is none. Numbers as text count."""
     if text == b"[]":
         return 0
-    if text.translate(None, _DIGITS) != b"[]":
+    if text.translate(None, _NUMBER_BYTES) != b"[]":
         return None
     count = text.count(b",") + 1
     return count if count > 1 or text.strip(b"[] \n\r\t") else 0
@@ -105,14 +112,21 @@ def count_ids(text: bytes) -> int | None:
 
 def count_all_ids(texts: Sequence[bytes]) -> list[int | None]:
     """Return `count_ids` of many arrays, looking at ordinary ones all at once."""
-    if b"".join(texts).translate(None, _DIGITS) != b"[]" * len(texts):
+    everything = np.frombuffer(b"".join(texts), dtype=np.uint8)
+    # Beside numbers and what stands between them there is one bracket at either end, and nothing else.
+    if np.count_nonzero(everything > _NINE) != 2 * len(texts):
         return [count_ids(text) for text in texts]
-    return [text.count(b",") + 1 if text[1:2].isdigit() else count_ids(text) for text in texts]
+    return [
+        text.count(b",") + 1 if text[:1] == b"[" and text[1:2].isdigit() else count_ids(text)
+        for text in texts
+    ]
 
 
 def all_packed(lists: Sequence[list[float]]) -> list[Floats]:
     """Return lists of floats as arrays that share one buffer."""
-    numbers = list(chain.from_iterable(lists))
+    numbers: list[float] = []
+    for part in lists:
+        numbers += part
     values = np.frombuffer(struct.pack(f"{len(numbers)}d", *numbers), dtype=np.float64)
     ends = accumulate(map(len, lists))
     return [values[end - len(part) : end] for end, part in zip(ends, lists, strict=True)]
@@ -122,9 +136,10 @@ def mask_from_json(text: bytes) -> bytes | None:
     """Return a mask as bytes of 0 and 1 from a JSON array, None if it is no such array."""
     bare = text.translate(_TO_FLAGS, _BLANKS)
     flags = bare[1:-1]
-    entries = text.count(b",") + 1 if flags else 0
-    if len(flags) == entries == flags.count(0) + flags.count(1) and bare[:1] + bare[-1:] == b"[]":
-        return flags
+    if not flags.translate(None, b"\x00\x01") and bare[:1] + bare[-1:] == b"[]":
+        # In the compact form every entry but the last is followed by one comma.
+        if len(text) == 2 * len(flags) + 1 or text.count(b",") + 1 == len(flags):
+            return flags
     try:
         return mask_from_numbers([_flag(value) for value in _ANY_LIST.decode(text)])
     except (msgspec.DecodeError, RecursionError, ValueError):
@@ -203,13 +218,15 @@ def summaries(traces: Sequence[TraceTokens]) -> list[tuple[Any, ...]]:
     Counts stand where the arrays are there and fit; a logprob summary covers the tokens with mask 1, or all
     response tokens where there is no mask.
     """
-    counts = [_counts(trace) for trace in traces]
+    counts = [count_cells(trace) for trace in traces]
     chosen = [trace for trace, cells in zip(traces, counts, strict=True) if cells[3]]
-    found = iter(_logprobs(chosen) if chosen else ())
+    arrays = [(trace.flags, trace.logprobs) for trace in chosen if trace.logprobs is not None]
+    found = iter(logprob_cells(*_selected(arrays)))
     return [(*cells, *(next(found) if cells[3] else _NOTHING)) for cells in counts]
 
 
-def _counts(trace: TraceTokens) -> tuple[Any, ...]:
+def count_cells(trace: TraceTokens) -> tuple[Any, ...]:
+    """Return the counts of one trace, in the order of `COUNTS`."""
     flags, response = trace.flags, trace.response
     fits = trace.logprobs is not None and len(trace.logprobs) == response
     if flags is None or len(flags) != response:
@@ -218,16 +235,44 @@ def _counts(trace: TraceTokens) -> tuple[Any, ...]:
     return (trace.prompt, response, True, fits, sampled, response - sampled, turn_count(flags))
 
 
-def _logprobs(traces: Sequence[TraceTokens]) -> list[tuple[Any, ...]]:
-    """Summarise traces whose arrays fit, all in one go."""
-    arrays = [trace.logprobs for trace in traces if trace.logprobs is not None]
-    values = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    masks = [
-        b"\x01" * len(array) if trace.flags is None else trace.flags
-        for trace, array in zip(traces, arrays, strict=True)
-    ]
-    selected = values[np.frombuffer(b"".join(masks), dtype=np.bool_)]
-    return logprob_cells(selected, [mask.count(1) for mask in masks])
+def _selected(traces: Sequence[tuple[bytes | None, Floats]]) -> tuple[Floats, list[int]]:
+    """Return the logprobs of sampled tokens, trace after trace, and their number in each."""
+    if not traces:
+        return np.zeros(0), []
+    masks = [b"\x01" * len(array) if flags is None else flags for flags, array in traces]
+    values = np.concatenate([array for _, array in traces])
+    return values[np.frombuffer(b"".join(masks), dtype=np.bool_)], [mask.count(1) for mask in masks]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretches:
+    """Summaries of those stretches that are not empty."""
+
+    filled: np.ndarray[Any, Any]
+    sums: np.ndarray[Any, Any]
+    least: np.ndarray[Any, Any]
+    zeros: np.ndarray[Any, Any]
+    missing: np.ndarray[Any, Any]
+    known: np.ndarray[Any, Any]
+
+    @classmethod
+    def of(cls, values: Floats, counts: Sequence[int]) -> _Stretches:
+        lengths = np.array(counts, dtype=np.int64)
+        filled = np.flatnonzero(lengths)
+        if not len(filled):
+            nothing = np.zeros(0)
+            return cls(filled, nothing, nothing, nothing, filled, filled)
+        starts = (np.cumsum(lengths) - lengths)[filled]
+        finite = np.isfinite(values)
+        if finite.all():
+            missing = np.zeros(len(filled), dtype=np.int64)
+            sums, least = np.add.reduceat(values, starts), np.minimum.reduceat(values, starts)
+        else:
+            missing = np.add.reduceat(~finite, starts, dtype=np.int64)
+            sums = np.add.reduceat(np.where(finite, values, 0.0), starts)
+            least = np.minimum.reduceat(np.where(finite, values, np.inf), starts)
+        zeros = np.add.reduceat(values == 0.0, starts, dtype=np.int64)
+        return cls(filled, sums, least, zeros, missing, lengths[filled] - missing)
 
 
 def logprob_cells(values: Floats, counts: Sequence[int]) -> list[tuple[Any, ...]]:
@@ -246,30 +291,45 @@ def logprob_cells(values: Floats, counts: Sequence[int]) -> list[tuple[Any, ...]
         Mean, minimum, sum, share of exact zeros and number of missing ones; five times None for an empty
         stretch. Null, NaN and infinite ones are missing and left out of the others.
     """
-    starts: list[int] = []
-    total = 0
-    for count in counts:
-        if count:
-            starts.append(total)
-        total += count
-    if not starts:
-        return [_NOTHING for _ in counts]
-    finite = np.isfinite(values)
-    if finite.all():
-        sums = np.add.reduceat(values, starts).tolist()
-        least = np.minimum.reduceat(values, starts).tolist()
-        missing = [0] * len(starts)
-    else:
-        sums = np.add.reduceat(np.where(finite, values, 0.0), starts).tolist()
-        least = np.minimum.reduceat(np.where(finite, values, np.inf), starts).tolist()
-        missing = np.add.reduceat(~finite, starts, dtype=np.int64).tolist()
-    zeros = np.add.reduceat(values == 0.0, starts, dtype=np.int64).tolist()
-    rows = iter(zip(sums, least, missing, zeros, strict=True))
-    return [_stretch(count, *next(rows)) if count else _NOTHING for count in counts]
+    cells: list[tuple[Any, ...]] = [_NOTHING] * len(counts)
+    found = _Stretches.of(values, counts)
+    columns = (found.filled, found.sums, found.least, found.zeros, found.missing, found.known)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for place, total, least, zeros, missing, known in rows:
+        if known:
+            cells[place] = (total / known, least, total, zeros / known, missing)
+        else:
+            cells[place] = (None, None, None, None, missing)
+    return cells
 
 
-def _stretch(count: int, total: float, least: float, missing: int, zeros: int) -> tuple[Any, ...]:
-    known = count - missing
-    if not known:
-        return (None, None, None, None, missing)
-    return (total / known, least, total, zeros / known, missing)
+def logprob_columns(traces: Sequence[tuple[bytes | None, Floats] | None]) -> list[pa.Array]:
+    """Summarise the logprobs of very many traces at once, as columns.
+
+    Parameters
+    ----------
+    traces
+        Mask and logprobs of each, as long as each other; without a mask all count. None for a trace whose
+        logprobs cannot be summarised.
+
+    Returns
+    -------
+    list of Array
+        One column per name of `LOGPROB_SUMMARY`, as `logprob_cells` defines them.
+    """
+    places = np.array([place for place, trace in enumerate(traces) if trace is not None], dtype=np.int64)
+    found = _Stretches.of(*_selected([trace for trace in traces if trace is not None]))
+    rows, any_known = places[found.filled], found.known > 0
+    known = np.where(any_known, found.known, 1)
+    summaries = (found.sums / known, found.least, found.sums, found.zeros / known)
+    columns = [_column(len(traces), rows[any_known], values[any_known], pa.float64()) for values in summaries]
+    return [*columns, _column(len(traces), rows, found.missing, pa.int64())]
+
+
+def _column(
+    size: int, rows: np.ndarray[Any, Any], values: np.ndarray[Any, Any], kind: pa.DataType
+) -> pa.Array:
+    """Return a column that holds values in some rows and is missing in the others."""
+    cells, missing = np.zeros(size, dtype=values.dtype), np.ones(size, dtype=np.bool_)
+    cells[rows], missing[rows] = values, False
+    return pa.array(cells, kind, mask=missing)

@@ -55,6 +55,8 @@ def boolean(value: Any) -> bool | None:
 
 def text(value: Any, limit: int = 20_000) -> str | None:
     """Return text, cut at `limit` characters; numbers become text, half surrogate pairs U+FFFD."""
+    if type(value) is str and len(value) <= limit and value.isascii():
+        return value  # nearly always
     if not isinstance(value, str):
         if value is None or isinstance(value, bool | Mapping | list | tuple | bytes):
             return None

@@ -32,7 +32,8 @@ from analysis.sources.token_stats import (
     [
         (b"[]", 0), (b"[ ]", 0), (b"[1]", 1), (b"[1,2,3]", 3), (b"[ 1 , 2 ]", 2), (b"[1,null]", None),
         (b"null", None),
-        (b"[[1],[2]]", None), (b'["1"]', None), (b"[-1]", None), (b"", None), (b"[1.5]", None), (b"{}", None),
+        (b"[[1],[2]]", None), (b'["1","2"]', 2), (b"[-1]", 1), (b"", None), (b"[1.5]", 1), (b"{}", None),
+        (b'["a"]', None), (b'"a"', None), (b"17", None), (b"true", None),
     ],
 )  # fmt: skip
 def test_count_ids(text: bytes, expected: int | None) -> None:
