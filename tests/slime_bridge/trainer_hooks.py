@@ -51,6 +51,12 @@ def process_all(args, all_groups, data_source):
     calls.append(("all_samples", [group[0].metadata["row"] for group in all_groups], data_source))
 
 
+def last_first(args, rollout_id, buffer, num_samples):
+    """A buffer filter: takes the last groups first."""
+    taken = [buffer.pop() for _ in range(min(num_samples, len(buffer)))]
+    return taken
+
+
 def broken(*values):
     """A hook with a defect."""
     raise ZeroDivisionError("a defect")
