@@ -15,13 +15,16 @@ __all__ = [
     "Floats",
     "Ints",
     "codes",
+    "first_known",
     "flags",
     "floats",
     "integers",
     "json_cells",
     "known",
     "nullable",
+    "only",
     "seconds_since",
+    "sums",
     "texts",
 ]
 
@@ -48,6 +51,29 @@ def flags(frame: pd.DataFrame, name: str, missing: bool = False) -> Bools:
 def texts(frame: pd.DataFrame, name: str) -> NDArray[np.object_]:
     """Return a text column as objects; None where it is missing."""
     return np.asarray(frame[name].to_numpy(dtype=object, na_value=None), dtype=object)
+
+
+def first_known(*columns: NDArray[np.object_]) -> NDArray[np.object_]:
+    """Return for each row the first value that is there, None where none is."""
+    result = columns[0].copy()
+    for column in columns[1:]:
+        holes = pd.isna(result)
+        result[holes] = column[holes]
+    return result
+
+
+def only(values: NDArray[np.object_], keep: Bools) -> NDArray[np.object_]:
+    """Return the values where `keep` is true, None elsewhere."""
+    result = values.copy()
+    result[~keep] = None
+    return result
+
+
+def sums(owner: Ints, count: int, weights: Floats | Ints | Bools | None = None) -> Floats:
+    """Add up weights (1 each by default) per owner, shape (count,); rows of nobody (-1) are left out."""
+    chosen = owner >= 0
+    values = None if weights is None else np.asarray(weights, dtype=np.float64)[chosen]
+    return np.asarray(np.bincount(owner[chosen], weights=values, minlength=count), dtype=np.float64)
 
 
 def known(frame: pd.DataFrame, name: str) -> Bools:
