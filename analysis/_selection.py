@@ -7,6 +7,7 @@ members with it, and leaves of the outer levels what still has a member.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def choose(functions: Mapping[str, Callable[[Any], Any] | None], columns: Mappin
             if asked:
                 wanted[level] = mask
         by_id_alone = columns.keys() <= set(ROLLOUT_KEY) and not any(functions.values())
-        return _nested(tables, rows, wanted, loose=by_id_alone)
+        return _nested(tables, rows, wanted, _loose(tables, columns) if by_id_alone else {})
 
     return choice
 
@@ -152,10 +153,33 @@ def _as_mask(answer: Any, length: int, level: str) -> Bools:
     return mask
 
 
+def _loose(tables: Mapping[str, pa.Table], columns: Mapping[str, Any]) -> dict[str, Bools]:
+    """Tell which rows have the wanted ids: those that belong to nothing are chosen by these alone."""
+    masks: dict[str, Bools] = {}
+    for grain, table in tables.items():
+        masks[grain] = np.ones(len(table), dtype=bool)
+        for name, value in columns.items():
+            masks[grain] &= _matches(table.column(name), value)
+    return masks
+
+
 def _nested(
-    tables: Mapping[str, pa.Table], rows: Rows, wanted: Mapping[str, Bools], *, loose: bool = False
+    tables: Mapping[str, pa.Table],
+    rows: Rows,
+    wanted: Mapping[str, Bools],
+    loose: Mapping[str, Bools] = MappingProxyType({}),
 ) -> Rows:
-    """Carry what was wanted on some levels to all tables; `loose` keeps rows that belong to nothing."""
+    """Carry what was wanted on some levels to all tables.
+
+    Parameters
+    ----------
+    tables, rows
+        As in `Choice`.
+    wanted
+        Which of `rows` were asked for, on some levels.
+    loose
+        By table, which rows stay although they belong to nothing; none by default.
+    """
     if not wanted:
         return rows
     stays: dict[str, Bools] = {}
@@ -164,7 +188,7 @@ def _nested(
         mask[rows[level]] = wanted.get(level, True)
         if any(outer in wanted for outer in _LEVELS[:place]):
             owner = _owner(tables[level])
-            mask &= np.where(owner >= 0, _lookup(stays[_LEVELS[place - 1]], owner), loose)
+            mask &= np.where(owner >= 0, _lookup(stays[_LEVELS[place - 1]], owner), loose.get(level, False))
         stays[level] = mask
     for place in range(len(_LEVELS) - 1, 0, -1):
         inner, outer = _LEVELS[place], _LEVELS[place - 1]
@@ -178,7 +202,7 @@ def _nested(
         mask = np.zeros(len(tables[grain]), dtype=bool)
         mask[rows[grain]] = True
         owner = _owner(tables[grain])
-        mask &= (owner >= 0) & _lookup(stays[outer], owner)
+        mask &= np.where(owner >= 0, _lookup(stays[outer], owner), loose.get(grain, False))
         result[grain] = np.flatnonzero(mask)
     return result
 

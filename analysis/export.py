@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analysis._identity import Ints
-from analysis._tables import one_array
+from analysis._tables import integers, one_array
 from analysis.merge import OWNER
 from analysis.parallel import Engine, chunked, map_chunks, plan
 from analysis.parquet_dataset import MANIFEST, NO_ROLLOUT, PARTITION, TOKEN_LISTS, TOKEN_TABLE
@@ -134,27 +134,14 @@ def _write_table(folder: Path, grain: str, table: pa.Table) -> None:
     owner = table.column(OWNER)
     plain = table.drop_columns([OWNER]).append_column("_row", rows).append_column("_owner", owner)
     metadata = {"table": grain, "schema_version": str(SCHEMA_VERSION)}
-    for name, part in _partitions(plain):
-        _write_file(folder / name / _PART, part.drop_columns([PARTITION]), metadata)
+    for rollout, rows in _by_rollout(plain) or [(NO_ROLLOUT, np.zeros(0, dtype=np.int64))]:
+        _write_file(folder / f"{PARTITION}={rollout}" / _PART, plain.take(pa.array(rows)), metadata)
 
 
-def _partitions(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Cut a table by rollout."""
-    if not len(table):
-        yield f"{PARTITION}={NO_ROLLOUT}", table
-        return
-    for rollout, rows in _by_rollout(table):
-        yield f"{PARTITION}={NO_ROLLOUT if rollout is None else rollout}", table.take(pa.array(rows))
-
-
-def _by_rollout(table: pa.Table) -> list[tuple[int | None, Ints]]:
-    encoded = one_array(table.column(PARTITION)).dictionary_encode()
-    places = np.asarray(pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
-    values = encoded.dictionary.to_pylist()
-    return [
-        (None if code < 0 else values[code], np.flatnonzero(places == code))
-        for code in np.unique(places).tolist()
-    ]
+def _by_rollout(table: pa.Table) -> list[tuple[int, Ints]]:
+    """Return the places of each rollout's rows, by partition."""
+    rollouts = integers(table, "rollout_id", NO_ROLLOUT)
+    return [(rollout, np.flatnonzero(rollouts == rollout)) for rollout in np.unique(rollouts).tolist()]
 
 
 def _write_file(path: Path, table: pa.Table, metadata: dict[str, str]) -> None:
@@ -214,16 +201,15 @@ def _token_jobs(run: Run, folder: Path) -> list[_TokenJob]:
     names = [column.name for column in columns_of("trace") if column.name in TOKEN_LISTS.names]
     table = run.table("trace")
     real = pc.invert(pc.fill_null(table.column("placeholder"), False))
-    traces = table.select([*names, PARTITION, "prompt_tokens", "response_tokens"]).filter(real)
+    traces = table.select([*names, "prompt_tokens", "response_tokens"]).filter(real)
     refs, owner = refs_of(traces, run.store.token_refs)
     jobs = []
-    for rollout, rows in _by_rollout(traces) if len(traces) else ():
+    for rollout, rows in _by_rollout(traces):
         mine = np.flatnonzero(np.isin(owner, rows))
         if len(mine):
             part = traces.take(pa.array(rows))
             counts = [pc.sum(part.column(name)).as_py() or 0 for name in ("prompt_tokens", "response_tokens")]
-            name = NO_ROLLOUT if rollout is None else rollout
-            path = str(folder / f"{PARTITION}={name}" / _PART)
+            path = str(folder / f"{PARTITION}={rollout}" / _PART)
             jobs.append(_TokenJob(path, part, refs.take(pa.array(mine)), _BYTES_PER_TOKEN * sum(counts)))
     return jobs
 
@@ -233,8 +219,7 @@ def _write_token_files(jobs: Sequence[_TokenJob], *, options: ReadOptions) -> li
     for job in jobs:
         arrays = read_tokens(job.traces, job.refs, TokenFiles(options))
         metadata = {"table": TOKEN_TABLE, "schema_version": str(SCHEMA_VERSION)}
-        table = _lists(arrays, job.traces)
-        path = Path(job.path)
+        table, path = _lists(arrays, job.traces), Path(job.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(
             table.replace_schema_metadata(metadata), path, compression="zstd", row_group_size=_ROW_GROUP

@@ -2,12 +2,14 @@
 
 ::
 
-    <dataset>/_workbench.json                       schema version, runs, rows per table
-    <dataset>/session/rollout_id=3/part-0.parquet   one folder per table: rollout, group, session, trace, ...
-    <dataset>/token/rollout_id=3/part-0.parquet     token arrays, one row per trace, as lists
+    <dataset>/_workbench.json                    schema version, runs, rows per table
+    <dataset>/session/rollout=3/part-0.parquet   one folder per table: rollout, group, session, trace, ...
+    <dataset>/token/rollout=3/part-0.parquet     token arrays, one row per trace, as lists
 
-The rollout is the (Hive style) partition and not a column of the files. ``_row`` is a row's place in its
-table and ``_owner`` that of the row it belongs to. Any Parquet reader takes a table's folder as one dataset.
+The (Hive style) partition is the rollout's number, -1 for rows whose rollout nobody knows: a missing value
+there would keep some readers from reading anything. The column ``rollout_id`` says it properly. ``_row`` is a
+row's place in its table, and ``_owner`` that of the row it belongs to. Any Parquet reader takes a table's
+folder as one dataset.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -57,14 +58,15 @@ INSIDE = MappingProxyType(
 """Which table the rows of a table belong to."""
 
 MANIFEST = "_workbench.json"
-PARTITION = "rollout_id"
-NO_ROLLOUT = "__HIVE_DEFAULT_PARTITION__"
-"""Partition of rows whose rollout nobody knows, as Hive spells it."""
+PARTITION = "rollout"
+NO_ROLLOUT = -1
+"""Partition of rows whose rollout nobody knows."""
 
 TOKEN_TABLE = "token"
 TOKEN_LISTS = pa.schema(
     [
         pa.field("run", pa.string()),
+        pa.field("rollout_id", pa.int64()),
         pa.field("evaluation", pa.bool_()),
         pa.field("group_index", pa.int64()),
         pa.field("session_id", pa.string()),
@@ -84,6 +86,9 @@ TOKEN_LISTS = pa.schema(
 
 A list is missing where nothing is known; NaN stands for single missing numbers.
 """
+
+
+_LISTS = frozenset(field.name for field in TOKEN_LISTS if pa.types.is_list(field.type))
 
 
 @dataclass(frozen=True)
@@ -147,18 +152,9 @@ def _read(path: Path) -> tuple[str, pa.Table]:
             raise ValueError(
                 f"table {name!r} of schema version {version}; known are versions 1 to {SCHEMA_VERSION}"
             )
-        wanted = [field for field in parquet.schema_arrow.names if field not in TOKEN_LISTS.names[7:]]
+        wanted = [field for field in parquet.schema_arrow.names if field not in _LISTS]
         table = parquet.read(columns=wanted if name == TOKEN_TABLE else None)
-    rollout = _partition(path)
-    return name, table.append_column(PARTITION, pa.array([rollout] * len(table), pa.int64()))
-
-
-def _partition(path: Path) -> int | None:
-    key, _, value = path.parent.name.partition("=")
-    if key != PARTITION:
-        raise ValueError(f"expected a folder {PARTITION}=<number>, found {path.parent.name!r}")
-    value = unquote(value)
-    return None if value == NO_ROLLOUT else int(value)
+    return name, table
 
 
 def _in_order(parts: Sequence[pa.Table], grain: str) -> pa.Table:

@@ -82,8 +82,11 @@ def _labels(roots: Sequence[Root], files: Sequence[Sequence[SourceFile]]) -> lis
         if root.label is not None:
             labels.append(root.label)
             continue
+        if not own:
+            labels.append("")  # nothing to name here
+            continue
         matching = [name for name, known in heads.items() if not known & own]
-        if len(matching) == 1 and len(heads) == 1 and own:
+        if len(matching) == 1 and len(heads) == 1:
             label = matching[0]
         else:
             label = _unique(root.folder, {*labels, *heads})
