@@ -97,13 +97,14 @@ def discover(
     return Discovery(tuple(walk.files), tuple(walk.skipped), tuple(walk.problems))
 
 
-def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """Return a sorting key by which ``2.pt`` comes before ``10.pt``."""
+def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """Return a sorting key by which ``2.pt`` comes before ``10.pt``; equal numbers sort as text."""
     parts = _DIGITS.split(name)
-    return [
+    numbers = [
         (0, int(part), "") if index % 2 and len(part) < 40 else (1, 0, part)
         for index, part in enumerate(parts)
     ]
+    return numbers, name
 
 
 def _enter(walk: _Walk, root: str, status: os.stat_result) -> None:
