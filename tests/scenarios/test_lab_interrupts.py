@@ -146,7 +146,7 @@ def test_ctrl_c_at(moment: str, steps: int, start) -> None:
 
 
 def test_ctrl_c_before_anything_is_loaded(start) -> None:
-    """The first line comes at once (bound generous for a busy machine), and from then on Ctrl-C is in order."""
+    """The first line comes at once (the bound suits a busy machine), and then Ctrl-C ends in order."""
     began = time.monotonic()
     run = start()
     run.read_until("run folder")
