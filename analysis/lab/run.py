@@ -222,8 +222,14 @@ def _plain(value: Any) -> Any:
 
 def _versions() -> dict[str, str]:
     names = ("slime-bridge", "torch", "transformers", "sglang-router", "numpy", "httpx", "anyio", "msgspec")
-    found = {name: metadata.version(name) for name in names}
-    return {"python": platform.python_version(), "platform": sys.platform, **found}
+    return {"python": platform.python_version(), "platform": sys.platform, **{n: _version(n) for n in names}}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _report(settings: LabSettings, folder: RunFolder, progress: Progress) -> Summary:
