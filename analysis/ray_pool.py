@@ -7,7 +7,6 @@ version: on one machine that is always so. Knows nothing about what is computed.
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -76,7 +75,7 @@ class RayPool:
             raise EngineUnavailableError(f"no Ray {where}: {error}") from error
         self._ours = True
 
-    def map(self, work: Sequence[Any], *, retries: int = 3) -> Iterator[Any]:
+    def map(self, work: Sequence[Any], *, retries: int = 1) -> Iterator[Any]:
         """Yield the function's results in the order of `work`; at most a few wait to be taken.
 
         Yields
@@ -89,9 +88,7 @@ class RayPool:
         Exception
             Whatever the function raised.
         """
-        remote = self._ray.remote(_call).options(
-            max_retries=retries, num_cpus=1, runtime_env=self._environment()
-        )
+        remote = self._ray.remote(_call).options(max_retries=retries, num_cpus=1)
         function = self._ray.put(self._function)
         cpus = self._workers or int(self._ray.cluster_resources().get("CPU", 1))
         references: list[Any] = []
@@ -118,12 +115,6 @@ class RayPool:
             raise error.as_instanceof_cause() from error
         except (failures.WorkerCrashedError, failures.OutOfMemoryError):
             return Lost(None)
-
-    def _environment(self) -> dict[str, Any] | None:
-        """Let workers of a Ray of our own import what this process can import."""
-        if not self._ours or self._address:
-            return None
-        return {"env_vars": {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)}}
 
 
 def _call(function: Callable[[Any], Any], item: Any) -> Any:
