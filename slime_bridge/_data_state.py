@@ -19,7 +19,15 @@ from typing import Any
 
 from slime_bridge.errors import DataSourceError
 
-__all__ = ["decode_group", "encode_group", "find_state", "read_state", "state_path", "write_state"]
+__all__ = [
+    "decode_group",
+    "encode_group",
+    "find_state",
+    "latest_state_before",
+    "read_state",
+    "state_path",
+    "write_state",
+]
 
 _MAX_DEPTH = 100
 
@@ -131,6 +139,18 @@ def find_state(folder: str | os.PathLike[str], rollout_id: int | None) -> Path |
     """Return the state file of a rollout, whichever form it has, None where there is none."""
     paths = (state_path(folder, rollout_id, suffix=suffix) for suffix in (".pt", ".json"))
     return next((path for path in paths if path.exists()), None)
+
+
+def latest_state_before(folder: str | os.PathLike[str], rollout_id: int) -> Path | None:
+    """Return the state file of the latest rollout before this one, None where there is none."""
+    pattern = "global_dataset_state_dict_*"
+    found = {
+        int(path.stem.rpartition("_")[2])
+        for path in Path(folder, "rollout").glob(pattern)
+        if path.suffix in (".pt", ".json") and path.stem.rpartition("_")[2].isdecimal()
+    }
+    earlier = [number for number in found if number < rollout_id]
+    return find_state(folder, max(earlier)) if earlier else None
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:

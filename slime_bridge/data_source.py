@@ -262,7 +262,11 @@ class _CeilEpoch(_Base):
         logger.info("%s: %d unfinished prompt groups saved", path, len(state[_STATE_KEY]["groups"]))
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Go back to the state saved for `rollout_id` below ``args.load``; without such a file do nothing.
+        """Go back to the state saved for `rollout_id` below ``args.load``.
+
+        A trainer writes the model first: one that was killed in between finds no state for its model. Then
+        the latest earlier state is taken, with a warning: prompts trained on since come again, none is lost.
+        Without any state nothing happens.
 
         Raises
         ------
@@ -273,6 +277,16 @@ class _CeilEpoch(_Base):
         if folder is None or not getattr(self.args, "rollout_global_dataset", True):
             return
         path = _data_state.find_state(folder, rollout_id)
+        if path is None and rollout_id is not None:
+            path = _data_state.latest_state_before(folder, rollout_id)
+            if path is not None:
+                logger.warning(
+                    "%s: no data source state for rollout %d; going on from %s, so what was trained on since "
+                    "then is trained on again",
+                    folder,
+                    rollout_id,
+                    path.name,
+                )
         if path is None:
             logger.info("%s: no data source state for rollout %s", folder, rollout_id)
             return

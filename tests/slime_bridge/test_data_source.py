@@ -356,6 +356,26 @@ def test_a_missing_state_is_a_fresh_start(make: Make) -> None:
     nowhere.save(0)
 
 
+def test_a_trainer_killed_between_model_and_data_goes_on_from_the_state_before(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Starting the epoch again would leave its last prompts untrained."""
+    source = make(prompts=12, batch=2)
+    source.track_deliveries()
+    for rollout_id in range(4):
+        source.mark_delivered(_keys(source.get_samples(2)), rollout_id)
+        if rollout_id != 3:
+            source.save(rollout_id)
+    Path(source.args.load, "rollout", "global_dataset_state_dict_latest.json").write_text("not a state")
+    resumed = make(prompts=12, batch=2)
+    resumed.load(3)
+    assert _keys(resumed.get_samples(3)) == [6, 7, 8]
+    assert "global_dataset_state_dict_2" in caplog.text
+    again = make(prompts=12, batch=2)
+    again.load(-1)
+    assert _keys(again.get_samples(1)) == [0]
+
+
 def test_prompts_that_are_not_plain_are_kept_as_rows(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     """A date in a prompt does not make the state unreadable: the row in the data stands for it."""
     source = make(prompts=5, batch=2)
