@@ -31,6 +31,7 @@ __all__ = ["DEFAULT_MAX_BYTES", "load_pt"]
 DEFAULT_MAX_BYTES = 4 << 30
 """Memory that one file may take unless the caller says otherwise, in bytes."""
 
+_BUFFER_BYTES = 1 << 20
 _TRUST = "pass `trusted=True` only if you trust its writer like your own shell"
 
 
@@ -114,7 +115,8 @@ class _TorchUnpickler(pickle.Unpickler):
     """Resolves the storages of tensors."""
 
     def __init__(self, data: bytes, archive: TorchArchive, budget: Budget) -> None:
-        super().__init__(io.BytesIO(data))
+        # Without a buffer that can be peeked into, the unpickler asks for every number separately.
+        super().__init__(io.BufferedReader(io.BytesIO(data), _BUFFER_BYTES))
         self._archive = archive
         self._budget = budget
         self._big_endian = archive.big_endian
