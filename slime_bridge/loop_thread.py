@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from slime_bridge.errors import BridgeError
 
@@ -30,6 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LOOK_SECONDS = 0.5
+_LET_GO_SECONDS = 0.2
 
 
 class LoopDiedError(RuntimeError):
@@ -160,7 +162,22 @@ class LoopThread:
             self._up.set()
             if self._cancelled.is_set():
                 self._scope.cancel()
-            await self._main()
+            try:
+                await self._main()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await _let_go()
+
+
+async def _let_go() -> None:
+    """Let connections that were accepted or cut a moment ago close their sockets before the loop ends."""
+    for _ in range(2):
+        await anyio.lowlevel.checkpoint()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=_LET_GO_SECONDS)
+    for _ in range(2):
+        await anyio.lowlevel.checkpoint()
 
 
 def first_cause(error: BaseException) -> BaseException:
