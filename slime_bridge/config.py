@@ -98,6 +98,7 @@ def check_polar_slime_config(args: Any) -> tuple[PolarSlimeConfig, list[str]]:
         *(f"{key} has no effect: {reason}" for key, reason in keys_without_effect(args, config).items()),
         *contradictions(config),
         *_reward_warnings(args, config),
+        *_size_warnings(args, config),
     ]
     return config, warnings
 
@@ -317,6 +318,28 @@ def _reward_warnings(args: Any, config: PolarSlimeConfig) -> Iterable[str]:
             f"n_samples_per_prompt is 1 with advantage_estimator {settings.slime_estimator}: a lone "
             "trajectory has no "
             "siblings for a baseline, so its advantage is its reward"
+        )
+
+
+def _size_warnings(args: Any, config: PolarSlimeConfig) -> Iterable[str]:
+    """Find what Slime's own assertions on the size of a batch would end a run for."""
+    pruning = [
+        f"polar_{name}"
+        for name in ("drop_all_wrong_groups", "balance_all_correct_groups")
+        if getattr(config, name)
+    ]
+    size = _slime_value(args, "global_batch_size", _TOKENS, default=None)
+    if pruning and size is not None and size > config.n_samples_per_prompt:
+        yield (
+            f"{' and '.join(pruning)} may leave fewer trajectories than global_batch_size {size} in a batch, "
+            "and Slime ends the run then: lower it, or use --dynamic-sampling-filter-path, which replaces what "
+            "it drops"
+        )
+    if _slime_value(args, "log_passrate", parse.boolean, default=False):
+        yield (
+            "--log-passrate: Slime ends the run when a rollout has another number of samples than "
+            "rollout_batch_size * n_samples_per_prompt, and a session may give several traces: leave it out, "
+            "and read polar/rollout_success_rate"
         )
 
 

@@ -518,6 +518,11 @@ class TestWarnings:
             ({"reward_key": None}, "reward_key is None: expected 'score'"),
             ({"reward_key": "a", "polar_reward_key": "b"}, "pass --reward-key b"),
             ({"n_samples_per_prompt": 1}, "a lone trajectory has no siblings"),
+            (
+                {"polar_drop_all_wrong_groups": True, "global_batch_size": 16},
+                "polar_drop_all_wrong_groups may leave fewer trajectories than global_batch_size 16",
+            ),
+            ({"log_passrate": True}, "a session may give several traces"),
         ],
     )
     def test_values_that_work_against_each_other(self, changes, warning):
@@ -537,6 +542,9 @@ class TestWarnings:
                 "polar_group_timeout": 5,
             },
             {"polar_min_complete_accept_fraction": 0.5},
+            {"polar_balance_all_correct_groups": True, "global_batch_size": 2},
+            {"polar_balance_all_correct_groups": False, "global_batch_size": 64},
+            {"log_passrate": False},
             {"gdpo_reward_keys": ["a", "b"], "polar_advantage_estimator": "gdpo"},
         ],
     )
