@@ -332,8 +332,8 @@ def _size_warnings(args: Any, config: PolarSlimeConfig) -> Iterable[str]:
     if pruning and size is not None and size > config.n_samples_per_prompt:
         yield (
             f"{' and '.join(pruning)} may leave fewer trajectories than global_batch_size {size} in a batch, "
-            "and Slime ends the run then: lower it, or use --dynamic-sampling-filter-path, which replaces what "
-            "it drops"
+            "and Slime ends the run then: lower it, or use --dynamic-sampling-filter-path, which replaces "
+            "what it drops"
         )
     if _slime_value(args, "log_passrate", parse.boolean, default=False):
         yield (
