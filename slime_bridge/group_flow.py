@@ -194,13 +194,15 @@ class GroupFlow:
             self.scheduler.drop(delivery.group.group_id, verdict.reason)
             self._note_rejected(delivery.group, delivery.result, verdict)
 
-    def commit(self, batch: Sequence[DeliveredGroup], totals: dict[str, float]) -> Report:
+    def commit(self, batch: Sequence[DeliveredGroup], totals: dict[str, float], processed: int = 0) -> Report:
         """Make the call's batch final.
 
         Parameters
         ----------
         batch
             What `step` handed out.
+        processed
+            Rejected groups, the oldest, whose samples the trainer's hook has seen.
         totals
             Counts since the worker started, by metric name without ``polar/``.
         """
@@ -208,6 +210,7 @@ class GroupFlow:
         counts = self.scheduler.counts(now)
         self.scheduler.commit()
         self._health.delivered()
+        del self.window.rejected_samples[:processed]
         for delivery in batch:
             self._journal.record(
                 "group_delivered",

@@ -140,9 +140,9 @@ class Pipeline:
         self.flow.add(prompts)
         self._look()
 
-    def commit(self, batch: Sequence[DeliveredGroup]) -> Report:
-        """Make the call's batch final."""
-        return self.flow.commit(batch, self._totals())
+    def commit(self, batch: Sequence[DeliveredGroup], processed: int) -> Report:
+        """Make the call's batch final; see `GroupFlow.commit`."""
+        return self.flow.commit(batch, self._totals(), processed)
 
     def reserve(self, sessions: int) -> bool:
         """Take session slots for an evaluation."""

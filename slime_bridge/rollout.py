@@ -104,7 +104,7 @@ def get_global_async_worker(args: Any, data_source: Any) -> PolarWorker:
 
 
 def stop_global_worker() -> None:
-    """Stop every worker of this process: within about two seconds each, whatever their servers do.
+    """Stop every worker of this process within about two seconds, whatever their servers do.
 
     Unfinished prompts go back to their data sources, and gates that this process closed are opened. Harmless
     without any worker.
@@ -158,6 +158,8 @@ class _Workers:
         """Stop and forget all workers."""
         with self._lock:
             workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.begin_stop()
         for worker in workers:
             worker.stop()
 

@@ -55,7 +55,7 @@ class RolloutWindow:
     counters : Counter of str
         Counts by metric name without ``polar/``; add to them freely.
     rejected_samples : list of list of Sample
-        One list per rejected group, with `keep_samples`.
+        One list per rejected group, with `keep_samples`; who processes them removes them.
     """
 
     keep_samples: bool = False
@@ -98,7 +98,7 @@ class RolloutWindow:
             counters={**grown, **self.counters},
             filter_drops=dict(self._filter_drops),
         )
-        self.counters, self._filter_drops, self.rejected_samples = Counter(), Counter(), []
+        self.counters, self._filter_drops = Counter(), Counter()
         self._rejected, self._accepted, self._opened_at = [], 0, now
         self._totals = dict(totals)
         return facts

@@ -201,11 +201,13 @@ class PolarWorker:
         try:
             self._in_loop(self._pipeline.begin, rollout_id, wanted)
             batch = self._pruned(self._wait(rollout_id, wanted))
-            self._filters.finish(batch.groups, self._pipeline.flow.window.rejected_samples, self.data_source)
+            batch.annotate()
+            rejected = self._in_loop(self._pipeline.flow.window.rejected_samples.copy)
+            self._filters.finish(batch.groups, rejected, self.data_source)
             if finish is not None:
                 finish(batch)
             self._source.delivered(batch.group_indices, rollout_id)
-            return batch, self._in_loop(self._pipeline.commit, batch.deliveries)
+            return batch, self._in_loop(self._pipeline.commit, batch.deliveries, len(rejected))
         finally:
             self._in_loop(self._pipeline.flow.scheduler.end_request)
 
@@ -245,8 +247,7 @@ class PolarWorker:
             self._moved.wait(min(next_progress - now, _REDRAW_SECONDS if step.draw else _LAST_PROGRESS))
 
     def _pruned(self, batch: Batch) -> Batch:
-        """Annotate a batch and leave out what the trainer's settings prune."""
-        batch.annotate()
+        """Leave out what the trainer's settings prune."""
         sessions = [delivery.result.conversion.sessions for delivery in batch.deliveries]
         surplus = self._filters.surplus(sessions, batch.rollout_id)
         if not surplus:
@@ -293,6 +294,8 @@ class PolarWorker:
         """Note how the loop ended; runs in its thread."""
         if not self._stopped:
             self._error = first_cause(error) if error is not None else WorkerError("its event loop has ended")
+            if not isinstance(self._error, BridgeError):
+                logger.error("The rollout worker has died", exc_info=error)
         self._ready.set()
         self._moved.set()
 
@@ -307,6 +310,15 @@ class PolarWorker:
         if isinstance(reason, BridgeError):
             raise reason
         raise WorkerError(f"the rollout worker died of {type(reason).__name__}: {reason}") from reason
+
+    def begin_stop(self) -> None:
+        """Start to end the worker without waiting; `stop` does the rest."""
+        if self._pid != os.getpid():
+            return
+        self._stopped = True
+        self._moved.set()
+        if self._loop is not None:
+            self._loop.cancel()
 
     def stop(self, *, timeout: float = _STOP_SECONDS, give_back: bool = True) -> None:
         """End the worker: stop its tasks, return its unfinished prompts, close its journal.
@@ -324,8 +336,7 @@ class PolarWorker:
         if self._pid != os.getpid():
             return
         deadline = time.monotonic() + timeout
-        self._stopped = True
-        self._moved.set()
+        self.begin_stop()
         self._end_loop(deadline)
         if self._caller == threading.get_ident():
             return  # called from inside the call, by a signal handler or the source: its end does the rest

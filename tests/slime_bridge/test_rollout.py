@@ -182,6 +182,18 @@ class TestWorkers:
         assert len(generate_rollout_polar_async(args, 1, source).samples) == 4
         assert get_global_async_worker(args, source) is not worker
 
+    def test_several_workers_stop_together(self):
+        """Two seconds in all, not two for each."""
+        sources = [Source() for _ in range(4)]
+        with serve_polar(FaultScript(faults=[Fault("task_endless", instruction="[4-7]$")])) as polar:
+            for source in sources:
+                generate_rollout_polar_async(make_args(polar.url, polar_fully_async=True), 0, source)
+            polar.set_script(FaultScript(faults=[Fault("connection_half_open"), Fault("response_hang")]))
+            began = time.monotonic()
+            stop_global_worker()
+            assert time.monotonic() - began < 6
+        assert all(source.unaccounted() == set() for source in sources)
+
     def test_stop_is_harmless_without_workers(self):
         """Scripts call it at their end, whatever happened before."""
         stop_global_worker()

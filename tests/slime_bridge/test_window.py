@@ -31,6 +31,17 @@ def test_window_reports_once_and_begins_anew():
     assert second.counters == {"polled_results": 1.0}
 
 
+def test_samples_of_rejected_groups_are_kept_on_request():
+    """Only for a hook that wants them, until it has seen them."""
+    plain, keeping = RolloutWindow(), RolloutWindow(keep_samples=True)
+    for window in (plain, keeping):
+        window.reject(JUDGED, "filtered", "zero_std")
+        window.reject(None, "too_stale")
+        assert window.close(0.0, {}).filter_drops == {"zero_std": 1}
+        assert window.close(0.0, {}).filter_drops == {}
+    assert (plain.rejected_samples, keeping.rejected_samples) == ([], [["a"]])
+
+
 def test_delivered_facts_carry_the_lag():
     """The metrics see what the trainer gets."""
     delivery = Delivery(Group(0, [], 2, 0, 0.0, 0.0), JUDGED, 5, 3, 2, 1, 1)
