@@ -130,7 +130,9 @@ def test_any_schedule_of_faults_conserves_every_prompt(
             except WorkerError:
                 pass  # a run that brings nothing may end; it must not lose or double anything
             books = worker.ledger()
-        if not any(item.kind in LEFT_RUNNING or item.processed for item in faults):
+        left_running = any(item.kind in LEFT_RUNNING or item.processed for item in faults)
+        # A task that is given up here goes on there: this server cannot cancel.
+        if not left_running and not books.requeued:
             assert polar.max_running_sessions <= worker.config.max_sessions_in_flight
     assert len(delivered) == len(set(delivered)) == books.delivered
     assert all(0 <= staleness <= worker.config.max_staleness for staleness in versions)
