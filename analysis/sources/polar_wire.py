@@ -231,6 +231,9 @@ def _tokens(prompt: int | None, response: int | None) -> TraceTokens:
 
 def _versions(about: _TraceMetadata, flags: bytes | None, submitted: Any) -> tuple[str, str] | None:
     calls: list[Any] = list(about.completion_metadata or (about,))
+    reported = [call.weight_version for call in calls]
+    if all(type(version) is str for version in reported):
+        return oldest_and_newest(reported)
     for call in calls:
         if call.weight_version is not None or call.meta_info is not None:
             break
