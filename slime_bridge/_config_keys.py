@@ -154,7 +154,11 @@ KEYS: tuple[Key, ...] = (
         "A group needs at least ceil(sessions * fraction) completed sessions that have a trainable token.",
     ),
     Key(
-        "polar_add_generation_prompt", True, parse.boolean, "Whether chat templates get a generation prompt."
+        "polar_add_generation_prompt",
+        True,
+        parse.boolean,
+        "Kept for older files. No chat template is applied here, the engine's always ends in a generation "
+        "prompt: false has no effect, and that is said.",
     ),
     Key(
         "polar_eval_dataset_name",
@@ -277,13 +281,15 @@ KEYS: tuple[Key, ...] = (
         "polar_drop_all_wrong_groups",
         False,
         parse.boolean,
-        "Drop groups without any success from a finished batch, never all of it.",
+        "Drop groups without any success from a complete batch, without replacement and never all of it. "
+        "`global_batch_size` must be low enough for what is left.",
     ),
     Key(
         "polar_balance_all_correct_groups",
         False,
         parse.boolean,
-        "Thin out all-correct groups to the number of mixed ones.",
+        "Thin out the all-correct groups of a complete batch to the number of mixed ones, chosen by rollout "
+        "id; at least one group is left.",
     ),
     Key(
         "polar_weight_update_pause_timeout",
@@ -306,9 +312,15 @@ SLIME_KEYS: tuple[Key, ...] = (
     Key("rollout_batch_size", 1, _COUNT, "Groups per rollout."),
     Key("n_samples_per_prompt", 1, _COUNT, "Sessions per group."),
     Key("update_weights_interval", 1, _COUNT, "Rollouts between weight pushes."),
-    Key("over_sampling_batch_size", None, _COUNT, "Groups per refill.", "`rollout_batch_size`"),
+    Key(
+        "over_sampling_batch_size",
+        None,
+        _COUNT,
+        "Groups per refill; surplus ones serve the next call.",
+        "`rollout_batch_size`",
+    ),
     Key("dynamic_sampling_filter_path", None, parse.text, "Function that keeps or rejects a finished group."),
-    Key("rollout_sample_filter_path", None, parse.text, "Function that marks samples of the finished batch."),
+    Key("rollout_sample_filter_path", None, parse.text, "Function that marks samples of the complete batch."),
     Key("rollout_all_samples_process_path", None, parse.text, "Function that sees all finished samples."),
 )
 """Slime's own keys that become fields; others only shape derived values."""
@@ -340,14 +352,14 @@ ENVIRONMENT_KEYS: tuple[Key, ...] = (
         "POLAR_ROLLOUT_EXAMPLE_COUNT",
         2,
         _COUNT,
-        "Examples of the best and of the worst trajectories.",
+        "How many of the best, and how many of the worst trajectories are shown, the longest first.",
         field="rollout_example_count",
     ),
     Key(
         "POLAR_ROLLOUT_EXAMPLES_DIR",
         None,
         parse.directory,
-        "Folder for the examples.",
+        "Folder for the examples: one file per rollout, readable for its owner only.",
         "off",
         field="rollout_examples_dir",
     ),
@@ -355,7 +367,7 @@ ENVIRONMENT_KEYS: tuple[Key, ...] = (
         "POLAR_ROLLOUT_EXAMPLES_WANDB",
         False,
         parse.boolean,
-        "Whether examples go to Weights & Biases.",
+        "Whether examples go to the Weights & Biases run of this process, session ids hashed.",
         field="rollout_examples_wandb",
     ),
 )
