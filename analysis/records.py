@@ -19,7 +19,17 @@ from analysis.schema import GRAINS, TOKEN_REFS, arrow_schema
 from analysis.sources.base import FileRecords, Position, ReadOptions, SourceFile
 from analysis.sources.registry import read_files
 
-__all__ = ["Records", "inner_schema", "lost_file", "read_slim", "renamed_paths", "slim", "together", "widen"]
+__all__ = [
+    "Records",
+    "compacted",
+    "inner_schema",
+    "lost_file",
+    "read_slim",
+    "renamed_paths",
+    "slim",
+    "together",
+    "widen",
+]
 
 
 PATH_TYPE = pa.dictionary(pa.int32(), pa.string())
@@ -88,6 +98,23 @@ def lost_file(file: SourceFile, why: str) -> FileRecords:
         "look at the file; it is damaged, hostile or too large",
     )
     return FileRecords((file,), {}, (problem,))
+
+
+def compacted(parts: Sequence[FileRecords]) -> FileRecords:
+    """Put what was read in several pieces into one: many small buffers take half as much memory again."""
+    refs = [part.token_refs for part in parts if len(part.token_refs)]
+    return FileRecords(
+        files=tuple(file for part in parts for file in part.files),
+        tables={
+            grain: _piled([part.tables[grain] for part in parts if grain in part.tables])
+            for grain in GRAINS
+            if any(grain in part.tables for part in parts)
+        },
+        problems=tuple(problem for part in parts for problem in part.problems),
+        skipped=tuple(item for part in parts for item in part.skipped),
+        token_refs=_piled(refs or [slim(TOKEN_REFS.empty_table())]),
+        positions={path: at for part in parts for path, at in part.positions.items()},
+    )
 
 
 @dataclass(frozen=True)
@@ -161,6 +188,7 @@ class Records:
             Place of every file, by path.
         """
         files = {**self.files, **{file.path: file for part in parts for file in part.files}}
+        last = len(order)
         tables: dict[str, pa.Table] = {}
         for grain in GRAINS:
             pieces = [part.tables[grain] for part in parts if grain in part.tables]
@@ -170,7 +198,7 @@ class Records:
                 tables[grain] = _stacked(pieces, order)
         refs = [self.token_refs, *(part.token_refs for part in parts)]
         return Records(
-            files=dict(sorted(files.items(), key=lambda item: order.get(item[0], len(order)))),
+            files=dict(sorted(files.items(), key=lambda item: order.get(item[0], last))),
             tables=tables,
             token_refs=_stacked([table for table in refs if len(table)] or refs[:1], order),
             problems=(*self.problems, *(problem for part in parts for problem in part.problems)),
@@ -250,16 +278,20 @@ def _dropped(table: pa.Table, gone: set[str]) -> pa.Table:
     return _with_paths(kept, _paths(kept).dictionary_decode().dictionary_encode())
 
 
+def _piled(pieces: Sequence[pa.Table]) -> pa.Table:
+    """Put tables one after the other, in one piece; paths become codes."""
+    plain = [_with_paths(piece, _paths(piece)).replace_schema_metadata(None) for piece in pieces]
+    table = pa.concat_tables(plain, promote_options="default") if len(plain) > 1 else plain[0]
+    return table.combine_chunks()
+
+
 def _stacked(pieces: Sequence[pa.Table], order: Mapping[str, int]) -> pa.Table:
     """Put tables one after the other, in the order of their files."""
-    plain = [_with_paths(piece, _paths(piece)) for piece in pieces]
-    bare = [piece.replace_schema_metadata(None) for piece in plain]
-    table = pa.concat_tables(bare, promote_options="default") if len(bare) > 1 else bare[0]
-    # In one piece: thousands of small buffers take half as much memory again.
-    table = table.combine_chunks()
+    table = _piled(pieces)
     paths = _paths(table)
     table = _with_paths(table, paths)
-    places = [order.get(path, len(order)) for path in paths.dictionary.to_pylist()]
+    last = len(order)
+    places = [order.get(path, last) for path in paths.dictionary.to_pylist()]
     ranks = np.array(places, dtype=np.int64)[paths.indices.to_numpy()] if places else np.zeros(0, np.int64)
     if (np.diff(ranks) < 0).any():
         table = table.take(pa.array(np.argsort(ranks, kind="stable")))

@@ -23,7 +23,7 @@ from analysis.merge import OWNER, merge
 from analysis.parallel import Engine, chunked, map_chunks, plan
 from analysis.parquet_dataset import MANIFEST, dataset_of, joined, restore
 from analysis.problems import Problem, Skipped
-from analysis.records import Records, inner_schema, lost_file, read_slim, together, widen
+from analysis.records import Records, compacted, inner_schema, lost_file, read_slim, together, widen
 from analysis.run_names import Root, name_runs
 from analysis.schema import GRAINS, TOKEN_REFS
 from analysis.sources.base import FileRecords, ReadOptions, SourceFile, SourceKind
@@ -226,16 +226,16 @@ class Store:
             progress=settings.progress,
         )
         waiting: list[FileRecords] = []
+        pieces: list[FileRecords] = []
         with closing(results):
             for part in results:
                 self.strictly(part.problems)
                 waiting.append(_retried(part))
                 if len(waiting) == _COMPACT_EVERY:
-                    records, waiting = records.plus(waiting, order), []
+                    pieces.append(compacted(waiting))
+                    waiting.clear()
                     pa.default_memory_pool().release_unused()
-        records = records.plus(waiting, order)
-        pa.default_memory_pool().release_unused()
-        return records
+        return records.plus([*pieces, *waiting], order)
 
     def _join(self, parts: list[_Part]) -> None:
         """Make the joined tables, or take them from the index where nothing changed since it was written."""

@@ -50,9 +50,11 @@ class Pool:
         self._logprobs = [repr(float(value)) for value in values]
 
     def ids(self, draws: random.Random, count: int) -> str:
+        """Return token ids, separated by commas."""
         return self._cut(self._ids, draws, count)
 
     def logprobs(self, draws: random.Random, count: int) -> str:
+        """Return logprobs, separated by commas."""
         return self._cut(self._logprobs, draws, count)
 
     def _cut(self, pool: list[str], draws: random.Random, count: int) -> str:
@@ -61,7 +63,7 @@ class Pool:
 
 
 def identities(sessions: int) -> Iterator[Identity]:
-    """Number the sessions through: rollouts of groups of sessions."""
+    """Give each session its place: rollouts of groups of sessions."""
     for number in range(sessions):
         group = number // SESSIONS_PER_GROUP
         rollout = group // GROUPS_PER_ROLLOUT
@@ -80,7 +82,8 @@ def session_json(who: Identity, pool: Pool, seed: int) -> bytes:
     draws = random.Random(seed * 1_000_003 + who.number)
     failed = draws.random() < 0.05
     reward = "null" if failed else ("1.0" if draws.random() < 0.3 else "0.0")
-    stamps = f'"group_id":{who.group_index},"policy_version":{max(0, who.rollout_id - 1)},"rollout_step":{who.rollout_id}'
+    version = max(0, who.rollout_id - 1)
+    stamps = f'"group_id":{who.group_index},"policy_version":{version},"rollout_step":{who.rollout_id}'
     prompt = draws.randint(150, 350)
     traces = []
     for call in range(draws.randint(1, MAX_TRACES)):
@@ -166,7 +169,7 @@ def write_long_session(folder: Path, *, tokens: int = LONG_TRACE_TOKENS, seed: i
 
 
 def write_rollout_dumps(results: Path, folder: Path) -> int:
-    """Convert written results with the bridge, and write them as Slime's dumps; return the number of bytes."""
+    """Convert written results with the bridge, and write them as Slime's dumps; return their bytes."""
     from analysis.lab.dumps import write_rollout_dump
     from slime_bridge.adapter import session_result_to_samples
     from slime_bridge.protocol import decode_session_result
