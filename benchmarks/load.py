@@ -1,0 +1,228 @@
+"""How fast a run loads, against reading the same bytes in the usual ways, measured in one run.
+
+Writes a synthetic run of realistic shape (sessions of 1 to 24 traces, about 100 kB of JSON each; the same
+once more as Slime dumps) and measures, each in a process of its own and with files in the page cache:
+
+- session and trace frames, cold, against ``json.loads`` with ``pandas.json_normalize``, and against a bare
+  msgspec decode of the same bytes, in CPU time; in two processes against one, in wall time;
+- the second load, from the index, against the first;
+- resident memory with frames made and tokens untouched;
+- a window of 2,000 tokens out of a trace of 36,000.
+
+``python benchmarks/load.py --sessions 10000`` is the full size (about a gigabyte); the default is smaller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.synthetic_run import write_long_session, write_polar_results, write_rollout_dumps
+
+ROOT = Path(__file__).resolve().parents[1]
+WINDOW = (20_000, 22_000)
+
+
+def session_files(folder: Path) -> list[Path]:
+    """Return the session files of a run, in order."""
+    return sorted((folder / "polar_results").rglob("ses_*.json"))
+
+
+def json_normalize(folder: Path) -> int:
+    """Load the usual way: the standard parser, and pandas' own flattening of sessions and traces."""
+    import pandas as pd
+
+    sessions = [json.loads(path.read_bytes()) for path in session_files(folder)]
+    traces = pd.json_normalize(
+        sessions, record_path=["trajectory", "traces"], meta=["session_id", "task_id", "status"]
+    )
+    for session in sessions:
+        del session["trajectory"]["traces"]
+    return len(pd.json_normalize(sessions)) + len(traces)
+
+
+def bare_msgspec(folder: Path) -> int:
+    """Decode the same bytes into plain objects and do nothing with them."""
+    import msgspec
+
+    return sum(len(msgspec.json.decode(path.read_bytes())) for path in session_files(folder))
+
+
+def bare_torch(folder: Path) -> int:
+    """Decode the dumps with PyTorch's weights-only loader and do nothing with them."""
+    import torch
+
+    dumps = sorted((folder / "rollout_data").glob("*.pt"))
+    return sum(len(torch.load(path, weights_only=True)["samples"]) for path in dumps)
+
+
+def frames(folder: Path, part: str, **options: Any) -> int:
+    """Load a part of the run with this package, and make both frames."""
+    import analysis
+
+    run = analysis.load(folder / part, **options)
+    return len(run.sessions()) + len(run.traces())
+
+
+def window(folder: Path) -> int:
+    """Take windows of the long trace; its first look at the run's places is not counted."""
+    import analysis
+
+    run = analysis.load(folder / "polar_results", index=str(folder / "index"))
+    run.tokens("sk-polar-long", window=(0, 10))
+    times = []
+    for shift in range(20):
+        start = time.perf_counter()
+        run.tokens("sk-polar-long", window=(WINDOW[0] + shift, WINDOW[1] + shift))
+        times.append(time.perf_counter() - start)
+    return int(1e6 * sorted(times)[len(times) // 2])
+
+
+JOBS: dict[str, Callable[[Path], int]] = {
+    "json_normalize": json_normalize,
+    "bare_msgspec": bare_msgspec,
+    "bare_torch": bare_torch,
+    "serial": lambda folder: frames(folder, "polar_results", index=False, engine="serial"),
+    "two_processes": lambda folder: frames(
+        folder, "polar_results", index=False, engine="processes", workers=2
+    ),
+    "cold": lambda folder: frames(folder, "polar_results", index=str(folder / "index"), engine="serial"),
+    "warm": lambda folder: frames(folder, "polar_results", index=str(folder / "index"), engine="serial"),
+    "dumps": lambda folder: frames(folder, "rollout_data", index=False, engine="serial"),
+    "window": window,
+}
+
+
+def measure(name: str, folder: Path) -> dict[str, float]:
+    """Run one job in this process; imports are not counted."""
+    import msgspec  # noqa: F401
+    import pandas as pd
+    import pyarrow.compute  # noqa: F401
+
+    import analysis
+
+    pd.DataFrame({"a": [1]}).to_dict()
+    assert callable(analysis.load)
+    assert analysis.Run
+    before, cpu = time.perf_counter(), time.process_time()
+    result = JOBS[name](folder)
+    return {
+        "wall": time.perf_counter() - before,
+        "cpu": time.process_time() - cpu,
+        "resident": int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6,
+        "peak": _peak(),
+        "result": result,
+    }
+
+
+def _peak() -> float:
+    """Return the largest resident size of this program in MB; `ru_maxrss` counts the forking parent too."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1e3
+    return float("nan")
+
+
+def in_its_own_process(name: str, folder: Path, repeat: int) -> dict[str, float]:
+    """Measure one job several times, each in a fresh process; the fastest counts."""
+    argv = [sys.executable, __file__, "--measure", name, "--folder", str(folder)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    found = []
+    for _ in range(repeat):
+        done = subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
+        if done.returncode:
+            raise SystemExit(f"{name}:\n{done.stderr}")
+        found.append(json.loads(done.stdout))
+    return min(found, key=lambda values: values["wall"])
+
+
+def report(folder: Path, megabytes: float, repeat: int, *, dumps: bool) -> None:
+    """Measure everything and print it."""
+    for path in session_files(folder):
+        path.read_bytes()
+    names = ["json_normalize", "bare_msgspec", "serial", "two_processes", "cold", "warm", "window"]
+    found = {}
+    for name in [*names, *(["bare_torch", "dumps"] if dumps else [])]:
+        again = 1 if name in ("cold", "json_normalize", "window") else repeat
+        found[name] = values = in_its_own_process(name, folder, again)
+        print(
+            f"{name:<15} {values['wall']:7.2f} s wall {values['cpu']:7.2f} s CPU"
+            f"  resident {values['resident']:5.0f} MB, peak {values['peak']:5.0f} MB",
+            flush=True,
+        )
+    serial = found["serial"]
+    ratios = [
+        (
+            "times faster than json.loads + json_normalize",
+            found["json_normalize"]["cpu"] / serial["cpu"],
+            "at least 8",
+        ),
+        (
+            "of the speed of a bare msgspec decode",
+            found["bare_msgspec"]["cpu"] / serial["cpu"],
+            "at least 0.6",
+        ),
+        ("times faster in two processes", serial["wall"] / found["two_processes"]["wall"], "at least 1.7"),
+        (
+            "warm load as a fraction of the cold one",
+            found["warm"]["wall"] / found["cold"]["wall"],
+            "under 0.1",
+        ),
+        ("MB resident with frames made, cold", found["cold"]["resident"], "under 300"),
+        ("MB resident with frames made, warm", found["warm"]["resident"], "under 300"),
+        ("ms for 2,000 of 36,000 tokens (median)", found["window"]["result"] / 1e3, "under 20"),
+    ]
+    if dumps:
+        ratios.append(
+            (
+                "of the speed of torch.load on the dumps",
+                found["bare_torch"]["cpu"] / found["dumps"]["cpu"],
+                "",
+            )
+        )
+    print(f"\n{megabytes:,.0f} MB of JSON, {megabytes / serial['cpu']:.0f} MB/s per core")
+    for text, value, wanted in ratios:
+        print(f"{value:8.2f}  {text}{f'  ({wanted})' if wanted else ''}")
+
+
+def main() -> None:
+    """Write the run, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sessions", type=int, default=1500, help="size of the run (default: %(default)s)")
+    parser.add_argument(
+        "--repeat", type=int, default=2, help="measurements of each, the best counts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="where the run is, or is to be written (default: a temporary folder)"
+    )
+    parser.add_argument("--no-dumps", action="store_true", help="leave the Slime dumps out")
+    parser.add_argument("--measure", choices=sorted(JOBS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(options.measure, options.folder)))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        results = folder / "polar_results"
+        if not results.exists():
+            print(f"writing {options.sessions:,} sessions", flush=True)
+            write_polar_results(results, options.sessions)
+            write_long_session(results)
+        if not options.no_dumps and not (folder / "rollout_data").exists():
+            print("writing the same as Slime dumps", flush=True)
+            write_rollout_dumps(results, folder / "rollout_data")
+        size = sum(path.stat().st_size for path in session_files(folder))
+        report(folder, size / 1e6, options.repeat, dumps=not options.no_dumps)
+
+
+if __name__ == "__main__":
+    main()
