@@ -23,6 +23,7 @@ from slime_bridge.config import (
     render_task_payload,
 )
 from slime_bridge.errors import BridgeError, ConfigError
+from slime_bridge.filters import TrainerFilters
 from slime_bridge.protocol import TaskRequest, encode_task_request
 
 __all__ = ["BARRIER_PATH", "build_request", "check_configuration", "check_templates"]
@@ -52,7 +53,7 @@ def check_configuration(args: Any) -> tuple[list[Finding], PolarSlimeConfig | No
     # What follows from a default that the real command line replaces is no finding.
     unknown = tuple(f"{name} is " for name in _missing(args))
     found += [finding(_CONFIG, Severity.WARNING, text) for text in warnings if not text.startswith(unknown)]
-    found += [*_command_line(args), *_run_dir(config), *_barrier(args, config)]
+    found += [*_command_line(args), *_run_dir(config), *_barrier(args, config), *_filters(args, config)]
     return found, config
 
 
@@ -88,6 +89,14 @@ def _command_line(args: Any) -> Iterable[Finding]:
             f"not known here, because they stand on Slime's command line: {', '.join(missing)}",
             fix=f"for the limits of the real run add --set {missing[0]}=… and so on",
         )
+
+
+def _filters(args: Any, config: PolarSlimeConfig) -> Iterable[Finding]:
+    try:
+        TrainerFilters(config, args)
+    except ConfigError as error:
+        fix = "correct the path, or put its module on the PYTHONPATH of the Ray job"
+        yield finding(_CONFIG, Severity.ERROR, str(error), fix=fix)
 
 
 def _run_dir(config: PolarSlimeConfig) -> Iterable[Finding]:

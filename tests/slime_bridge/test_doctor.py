@@ -391,6 +391,13 @@ class TestConfiguration:
         assert len(errors) == 1
         assert "polar_task_template" in errors[0]
 
+    def test_a_filter_that_cannot_be_loaded_is_an_error(self):
+        """Before the first rollout, with the flag's name."""
+        keys = {"polar_rollout_url": "http://h:1", "polar_task_template": SCRIPTED}
+        [text] = self.texts(Severity.ERROR, **keys, dynamic_sampling_filter_path="no.such.filter")
+        assert "dynamic_sampling_filter_path is 'no.such.filter'" in text
+        assert not self.texts(Severity.ERROR, **keys, dynamic_sampling_filter_path="builtins.any")
+
     def test_a_misspelt_key_is_a_warning_with_the_right_one(self):
         """A key without effect is never silent."""
         warnings = self.texts(
