@@ -185,7 +185,7 @@ def summary_html(run: Run) -> str:
     problems, count, skipped = _complaints(run)
     parts = [
         f'<div style="font-weight:600">{escape(_title(run))}</div>',
-        f'<table style="border:0;margin:0"><tbody>{rows}</tbody></table>',
+        f'<table style="border:0;margin:0;font-size:inherit"><tbody>{rows}</tbody></table>',
     ]
     if count:
         items = "".join(f"<li>{escape(str(problem))}</li>" for problem in problems)

@@ -83,9 +83,14 @@ class _Entry(msgspec.Struct, array_like=True):
     explicit: bool
 
 
-class _Manifest(msgspec.Struct):
+class _Head(msgspec.Struct):
+    """What decides whether the rest can be read at all."""
+
     version: int
     fingerprint: str
+
+
+class _Manifest(_Head):
     merged_with: str
     sizes: dict[str, int]
     files: list[_Entry]
@@ -154,9 +159,11 @@ def read_index(folder: Path, root: Path, made_with: str) -> tuple[Cached | None,
     try:
         generation = folder / _PREFIX / (folder / _CURRENT).read_text(encoding="ascii").strip()
         generation = folder / f"{_PREFIX}{generation.name}"
-        manifest = msgspec.json.decode((generation / _MANIFEST).read_bytes(), type=_Manifest)
-        if (manifest.version, manifest.fingerprint) != (INDEX_VERSION, made_with):
+        content = (generation / _MANIFEST).read_bytes()
+        head = msgspec.json.decode(content, type=_Head)
+        if (head.version, head.fingerprint) != (INDEX_VERSION, made_with):
             return None, None
+        manifest = msgspec.json.decode(content, type=_Manifest)
         for name, size in manifest.sizes.items():
             if Path(name).name != name or (generation / name).stat().st_size != size:
                 raise ValueError(f"{name} is torn")

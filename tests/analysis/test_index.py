@@ -147,6 +147,17 @@ def test_other_options_and_other_code_make_another_index(
     assert fingerprint(ReadOptions()) != before
 
 
+def test_an_index_of_another_format_is_no_damage(tmp_path: Path, reads: list[str]) -> None:
+    """What an older or newer version of this package wrote is passed over without a word."""
+    write_session(tmp_path, "s1")
+    analysis.load(tmp_path)
+    (generation,) = (tmp_path / FOLDER).glob("index-*")
+    (generation / "manifest.json").write_text('{"version": 99, "fingerprint": "x", "else": []}')
+    reads.clear()
+    assert analysis.load(tmp_path).problems.empty
+    assert reads == ["ses_s1.json"]
+
+
 def test_small_runs_and_unwanted_indexes_leave_no_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
