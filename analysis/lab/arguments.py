@@ -71,8 +71,6 @@ def polar_keys(
         "polar_max_async_level": settings.max_async_level,
         "polar_fully_async": settings.fully_async,
         "polar_min_complete_accept_fraction": settings.min_complete_accept_fraction,
-        # A weight push leaves the engine's running requests alone, so no turn is ever cut short by one.
-        "polar_aborted_turns": "keep",
         "polar_outage_timeout": 60.0,
         "polar_task_template": task_template(settings, session_timeout),
     }

@@ -99,7 +99,13 @@ class TrainingLoop:
         started = time.monotonic()
         live = self.folder.checkpoint / "live"
         self.policy.save(live)
-        self.push_weights(live, str(version))
+        # Behind closed gates no model call is in flight, so no turn is sampled from two policies.
+        hook: Any = generate_rollout_polar_async
+        hook.pause_for_weight_update(self.args)
+        try:
+            self.push_weights(live, str(version))
+        finally:
+            hook.resume_after_weight_update(self.args)
         return time.monotonic() - started
 
     def evaluate(self, rollout_id: int) -> Evaluation:
