@@ -6,7 +6,7 @@ members with it, and leaves of the outer levels what still has a member.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +21,7 @@ from analysis.merge import OWNER
 from analysis.records import widen
 from analysis.schema import GRAINS, TABLES, arrow_schema, to_frame
 
-__all__ = ["Choice", "Rows", "all_rows", "choose", "last_rollouts", "sampled"]
+__all__ = ["Choice", "Rows", "all_rows", "choose", "last_rollouts", "sampled", "traces_of"]
 
 Rows = Mapping[str, Ints]
 """Places of the rows that stay, ascending, by table."""
@@ -213,3 +213,35 @@ def _owner(table: pa.Table) -> Ints:
 
 def _lookup(flags_by_place: Bools, owner: Ints) -> Bools:
     return flags_by_place[owner] if len(flags_by_place) else np.zeros(len(owner), dtype=bool)
+
+
+def traces_of(traces: pa.Table, session_id: str | Iterable[str] | None, trace_index: int | None) -> Ints:
+    """Return the places of the traces of some sessions, placeholders left out.
+
+    Parameters
+    ----------
+    traces
+        The trace table.
+    session_id
+        Of one session or several; None for all.
+    trace_index
+        Only this trace of each session.
+
+    Raises
+    ------
+    KeyError
+        A session has no row in the table.
+    """
+    chosen = ~flags(traces, "placeholder")
+    if session_id is not None:
+        wanted = [session_id] if isinstance(session_id, str) else list(dict.fromkeys(session_id))
+        column = traces.column("session_id")
+        theirs = np.asarray(pc.is_in(column, value_set=pa.array(wanted, pa.string())).to_numpy(), dtype=bool)
+        missing = sorted(set(wanted) - set(column.filter(pa.array(theirs)).unique().to_pylist()))
+        if missing:
+            more = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
+            raise KeyError(f"no traces of session {', '.join(missing[:3])}{more} here")
+        chosen &= theirs
+    if trace_index is not None:
+        chosen &= integers(traces, "trace_index", -1) == trace_index
+    return np.flatnonzero(chosen)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from analysis._selection import Choice, Rows, all_rows, choose, last_rollouts, sampled
+from analysis._selection import Choice, Rows, all_rows, choose, last_rollouts, sampled, traces_of
 from analysis._summary import coverage_frame, summary_html, summary_text
 from analysis._tables import integers, set_columns, take_table
 from analysis.merge import OWNER
@@ -165,12 +164,8 @@ class Run:
             A session is not in this view.
         """
         traces = self._tables()["trace"]
-        chosen = _of_sessions(traces, session_id)
-        if trace_index is not None:
-            chosen &= _equal(traces, "trace_index", trace_index)
-        rows = np.flatnonzero(chosen)
+        rows = traces_of(traces, session_id, trace_index)
         table = traces.select(TRACE_COLUMNS).take(pa.array(rows))
-        table = table.filter(pc.invert(pc.fill_null(table.column("placeholder"), False)))
         return read_tokens(table, self._refs(), self._files, window=window, text=self._token_text())
 
     # Account
@@ -385,21 +380,3 @@ def shared_copy(frame: pd.DataFrame) -> pd.DataFrame:
 
     on_write = int(pd.__version__.partition(".")[0]) >= 3
     return frame.copy(deep=not on_write)
-
-
-def _equal(table: pa.Table, name: str, value: Any) -> np.ndarray:
-    return np.asarray(pc.fill_null(pc.equal(table.column(name), value), False).to_numpy(), dtype=bool)
-
-
-def _of_sessions(traces: pa.Table, session_id: str | Iterable[str] | None) -> np.ndarray:
-    if session_id is None:
-        return np.ones(len(traces), dtype=bool)
-    wanted = [session_id] if isinstance(session_id, str) else list(dict.fromkeys(session_id))
-    names = pa.array(wanted, pa.string())
-    chosen = np.asarray(pc.is_in(traces.column("session_id"), value_set=names).to_numpy(), dtype=bool)
-    missing = set(wanted) - set(traces.column("session_id").filter(pa.array(chosen)).unique().to_pylist())
-    if missing:
-        some = ", ".join(sorted(missing)[:3])
-        more = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
-        raise KeyError(f"no traces of session {some}{more} here")
-    return chosen
