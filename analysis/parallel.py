@@ -140,6 +140,7 @@ def map_chunks(
     size: Callable[[T], int] = lambda item: 1,
     progress: bool | None = None,
     label: str = "loading",
+    without: Sequence[str] = (),
 ) -> Generator[R, None, None]:
     """Yield ``function(chunk)`` in the order of the chunks.
 
@@ -160,6 +161,8 @@ def map_chunks(
         Whether to show a bar; None for one that appears after a second, in a terminal or a notebook.
     label
         What the bar says.
+    without
+        As in `analysis.worker_pool.WorkerPool`.
 
     Raises
     ------
@@ -167,7 +170,7 @@ def map_chunks(
         Ray was asked for and cannot be had.
     """
     total = sum(size(item) for chunk in chunks for item in chunk)
-    with _bar(total, progress, label) as advance, _pool(function, how, len(chunks)) as pool:
+    with _bar(total, progress, label) as advance, _pool(function, how, len(chunks), without) as pool:
         results = map(function, chunks) if pool is None else pool.map(chunks)
         for chunk, result in zip(chunks, results, strict=True):
             if pool is not None and isinstance(result, Lost):
@@ -180,12 +183,16 @@ def map_chunks(
 
 
 @contextmanager
-def _pool(function: Callable[[Any], Any], how: Plan, chunks: int) -> Iterator[WorkerPool | RayPool | None]:
+def _pool(
+    function: Callable[[Any], Any], how: Plan, chunks: int, without: Sequence[str]
+) -> Iterator[WorkerPool | RayPool | None]:
     if how.engine == "ray":
         with RayPool(function, how.workers, address=how.address) as ray_pool:
             yield ray_pool
     elif how.engine == "processes" and chunks:
-        with WorkerPool(function, min(how.workers or available_cpus(), chunks)) as worker_pool:
+        with WorkerPool(
+            function, min(how.workers or available_cpus(), chunks), without=without
+        ) as worker_pool:
             yield worker_pool
     elif how.engine in ("serial", "processes"):
         yield None

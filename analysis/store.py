@@ -224,6 +224,9 @@ class Store:
             lost=lost_file,
             size=_unread,
             progress=settings.progress,
+            without=(
+                "pandas",
+            ),  # PyArrow imports it, where it is, to find out that a list is none of its types
         )
         waiting: list[FileRecords] = []
         pieces: list[FileRecords] = []

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 _QUEUED_PER_WORKER = 2  # one in work and one waiting: the next begins without a round trip
 _AHEAD_PER_WORKER = 4
-_START = "from analysis.worker_pool import serve; serve({fd})"
+_START = "from analysis.worker_pool import serve; serve({fd}, {without!r})"
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,13 @@ class WorkerPool:
         Importable by name; takes one piece of work, returns its result. Both must be picklable.
     workers
         Processes that compute, the caller included: ``workers - 1`` are started.
+    without
+        Names of libraries that the started ones shall not import, whatever tries to: each costs time.
     """
 
-    def __init__(self, function: Callable[[Any], Any], workers: int) -> None:
+    def __init__(self, function: Callable[[Any], Any], workers: int, *, without: Sequence[str] = ()) -> None:
         self._function = function
+        self._without = tuple(without)
         self._blob = pickle.dumps(function)
         self._wanted = max(1, workers) - 1
         self._workers: list[_Worker] = []
@@ -167,7 +170,7 @@ class WorkerPool:
         paths = [os.path.abspath(path) for path in sys.path]
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(fd=theirs.fileno())],
+                [sys.executable, "-c", _START.format(fd=theirs.fileno(), without=self._without)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -248,8 +251,10 @@ def _exit_code(worker: _Worker) -> int | None:
         return None
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: int, without: Sequence[str] = ()) -> None:
     """Be a worker: answer every piece of work that comes through the pipe; end at once when it closes."""
+    for name in without:
+        sys.modules[name] = None  # type: ignore[assignment]
     pipe = Connection(descriptor)
     work: SimpleQueue[bytes] = SimpleQueue()
     # A thread of its own receives: the caller must never wait to hand out work while it is handed a result.

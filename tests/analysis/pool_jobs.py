@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import time
@@ -58,3 +59,12 @@ def slow(chunk: Sequence[str]) -> None:
 def megabytes(chunk: Sequence[int]) -> bytes:
     """A big result."""
     return bytes(chunk[0] * 2**20)
+
+
+def imports(chunk: Sequence[str]) -> bool:
+    """Whether a library can be imported."""
+    try:
+        importlib.import_module(chunk[0])
+    except ImportError:
+        return False
+    return True

@@ -165,6 +165,13 @@ def test_an_error_of_the_function_comes_out(how: Plan) -> None:
         list(map_chunks(pool_jobs.picky, chunks, how, lost=lost))
 
 
+def test_workers_do_without_libraries_that_they_are_told_to() -> None:
+    """What is not imported costs no time in each of them; the caller is not touched."""
+    with WorkerPool(pool_jobs.imports, 2, without=("fractions",)) as pool:
+        assert list(pool.map_isolated([["fractions"], ["decimal"]])) == [False, True]
+    assert pool_jobs.imports(["fractions"])
+
+
 def test_an_error_that_cannot_travel_becomes_its_text() -> None:
     """An exception class that cannot be unpickled must not hang or hide the failure."""
     with WorkerPool(pool_jobs.unpicklable, 2) as pool, pytest.raises(WorkerError, match="1 and 2"):
@@ -175,7 +182,7 @@ def test_workers_that_cannot_start_are_done_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An interpreter that dies at once: the caller does everything itself and says so."""
-    monkeypatch.setattr("analysis.worker_pool._START", "raise SystemExit(3) # {fd}")
+    monkeypatch.setattr("analysis.worker_pool._START", "raise SystemExit(3) # {fd} {without}")
     chunks = [[number] for number in range(40)]
     assert [r[0] for r in map_chunks(pool_jobs.square, chunks, PROCESSES, lost=lost)] == [
         n * n for n in range(40)
