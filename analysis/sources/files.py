@@ -14,7 +14,10 @@ import msgspec
 from analysis.errors import FileLimitError, ForeignFileError, IncompleteFileError, LoadError
 from analysis.sources.base import ReadOptions, SourceFile
 
-__all__ = ["Line", "damaged_json", "decode_json", "lines_of", "read_bytes"]
+__all__ = ["EXPANSION", "Line", "check_size", "damaged_json", "decode_json", "lines_of", "read_bytes"]
+
+EXPANSION = 25
+"""How many times its size a JSON document may take in memory, once decoded: lists of empty lists do."""
 
 _AGAIN = "load it again when it is complete"
 _BOM = b"\xef\xbb\xbf"
@@ -34,7 +37,7 @@ def read_bytes(file: SourceFile, options: ReadOptions) -> bytes:
     OSError
         If it cannot be read.
     """
-    limit = options.memory_limit()
+    limit = options.memory_limit() // EXPANSION
     # Never waits for the other end of a pipe.
     descriptor = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -42,11 +45,7 @@ def read_bytes(file: SourceFile, options: ReadOptions) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise ForeignFileError("is no regular file")
         if status.st_size > limit:
-            raise FileLimitError(
-                "is too large",
-                f"{status.st_size / 2**20:,.0f} MiB of at most {limit / 2**20:,.0f} MiB",
-                "pass a larger `max_bytes` if the file is genuine",
-            )
+            raise _too_large(status.st_size, limit)
         data = os.read(descriptor, status.st_size)
         while len(data) < status.st_size and (more := os.read(descriptor, status.st_size - len(data))):
             data += more
@@ -55,6 +54,29 @@ def read_bytes(file: SourceFile, options: ReadOptions) -> bytes:
     if not data:
         raise IncompleteFileError("is empty", "", _AGAIN)
     return data
+
+
+def check_size(file: SourceFile, options: ReadOptions) -> None:
+    """Refuse a file whose rows would take too much memory all at once.
+
+    Raises
+    ------
+    FileLimitError
+        If it is larger than the options allow.
+    OSError
+        If it cannot be looked at.
+    """
+    size, limit = os.stat(file.path).st_size, options.memory_limit() // EXPANSION
+    if size > limit:
+        raise _too_large(size, limit)
+
+
+def _too_large(size: int, limit: int) -> FileLimitError:
+    return FileLimitError(
+        "is too large",
+        f"{size / 2**20:,.1f} MiB of at most {limit / 2**20:,.1f} MiB",
+        "pass a larger `max_bytes` if the file is genuine",
+    )
 
 
 def decode_json(data: bytes) -> Any:
@@ -135,14 +157,16 @@ def lines_of(file: SourceFile, options: ReadOptions) -> Iterator[Line]:
     """
     if not stat.S_ISREG(os.stat(file.path).st_mode):
         raise ForeignFileError("is no regular file")
-    limit = options.memory_limit()
+    limit = options.memory_limit() // EXPANSION
     offset = file.since.offset if file.since else 0
     number = file.since.line if file.since else 1
     with open(file.path, "rb") as stream:
         stream.seek(offset)
         while data := stream.readline(limit):
             if len(data) >= limit:
-                raise FileLimitError("holds an enormous line", f"line {number:,}")
+                raise FileLimitError(
+                    "holds an enormous line", f"line {number:,}", "pass a larger `max_bytes` if it is genuine"
+                )
             if data.strip(b" \r\n\t\x00"):
                 yield Line(number, offset, data)
             offset += len(data)

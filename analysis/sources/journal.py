@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.sources.base import Position, ReadOptions, Sink, SourceFile
 from analysis.sources.journal_groups import GroupLife
-from analysis.sources.metric_rows import add_metrics
+from analysis.sources.metric_rows import MetricsOf, add_metrics
 from analysis.sources.records import objects_of
 from analysis.sources.values import integer, json_text, mapping, moment, text
 from slime_bridge.journal_schema import SCHEMA_VERSION
@@ -116,13 +116,10 @@ class _Reader:
             )
         add_metrics(
             self._sink,
+            self._path,
             mapping(record.get("metrics")),
             self._limit,
-            rollout_id=rollout_id,
-            evaluation=evaluation,
-            stream="journal",
-            step=integer(record.get("seq")),
-            at=at,
+            MetricsOf(rollout_id, evaluation, "journal", integer(record.get("seq")), at),
         )
 
     def _event(

@@ -4,20 +4,57 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 from analysis.sources.base import Sink
 from analysis.sources.values import number, text
 from slime_bridge.metric_catalogue import CATALOGUE
 
-__all__ = ["add_metrics", "dataset_of", "unit_of"]
+__all__ = ["MetricsOf", "add_metrics", "dataset_of", "unit_of"]
 
 _DATASET = re.compile(r"polar/eval/([^/]+)/[^/]+")
 _MAX_DEPTH = 4
+_LAYOUT = (
+    "path",
+    "rollout_id",
+    "evaluation",
+    "dataset",
+    "stream",
+    "name",
+    "value",
+    "text",
+    "unit",
+    "step",
+    "at",
+)
 
 
-def add_metrics(sink: Sink, metrics: Mapping[str, Any], limit: int, **cells: Any) -> None:
+@dataclass(frozen=True, slots=True)
+class MetricsOf:
+    """What all metrics of one record share.
+
+    Parameters
+    ----------
+    rollout_id, evaluation
+        What they are about, None where unknown.
+    stream
+        What wrote them.
+    step
+        Position on the x axis.
+    at
+        Moment in microseconds.
+    """
+
+    rollout_id: int | None
+    evaluation: bool | None
+    stream: str
+    step: int | None
+    at: int | None
+
+
+def add_metrics(sink: Sink, path: str, metrics: Mapping[str, Any], limit: int, about: MetricsOf) -> None:
     """Add one row per metric.
 
     Numbers and null get a value, booleans count as 0 and 1, short texts are kept as text, mappings are
@@ -25,31 +62,44 @@ def add_metrics(sink: Sink, metrics: Mapping[str, Any], limit: int, **cells: Any
 
     Parameters
     ----------
+    path
+        The file.
     metrics
         Values by name.
     limit
         Longest text to keep, in characters.
-    **cells
-        What all rows share: rollout_id, evaluation, stream, step, at.
+    about
+        What all rows share.
     """
+    rows = sink.rows_of("metric", _LAYOUT)
     for name, value in _flattened(metrics, "", 0):
-        row = {**cells, "name": name, "unit": unit_of(name)}
-        if (dataset := dataset_of(name)) is not None:
-            row["dataset"] = dataset
-        if isinstance(value, str):
-            row["text"] = text(value, limit)
-        else:
-            row["value"] = float(value) if isinstance(value, bool) else number(value)
-        sink.add("metric", row)
+        shown = text(value, limit) if isinstance(value, str) else None
+        figure = float(value) if isinstance(value, bool) else number(value)
+        rows.append(
+            (
+                path,
+                about.rollout_id,
+                about.evaluation,
+                dataset_of(name),
+                about.stream,
+                name,
+                figure,
+                shown,
+                unit_of(name),
+                about.step,
+                about.at,
+            )
+        )
 
 
+@lru_cache(maxsize=10_000)
 def dataset_of(name: str) -> str | None:
     """Return the evaluation data set that a metric of the bridge is about, None for any other."""
     match = _DATASET.fullmatch(name)
     return match[1] if match is not None else None
 
 
-@cache
+@lru_cache(maxsize=10_000)
 def unit_of(name: str) -> str | None:
     """Return the unit of one of the bridge's metrics, None for any other."""
     plain, patterns = _units()

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.sources.base import ReadOptions, Sink, SourceFile
-from analysis.sources.metric_rows import add_metrics
+from analysis.sources.files import check_size
+from analysis.sources.metric_rows import MetricsOf, add_metrics
 from analysis.sources.records import objects_of
 from analysis.sources.values import integer, moment
 
@@ -24,19 +25,23 @@ _STEPS = ("rollout_id", "rollout/step", "eval/step", "step")
 
 def collect(file: SourceFile, sink: Sink, options: ReadOptions) -> None:
     """Add the metrics of one file to the sink; see `analysis.sources.registry.Reader`."""
+    check_size(file, options)
     for line, record in objects_of(file, sink, options):
         metrics = {name: value for name, value in record.items() if name not in _ABOUT}
         rollout_id, evaluation = place_of(record)
         step = integer(record.get("step"))
         add_metrics(
             sink,
+            file.path,
             metrics,
             options.max_text,
-            rollout_id=rollout_id,
-            evaluation=evaluation,
-            stream="metrics",
-            step=line.number - 1 if step is None else step,
-            at=moment(record.get("ts", record.get("time", record.get("timestamp")))),
+            MetricsOf(
+                rollout_id=rollout_id,
+                evaluation=evaluation,
+                stream="metrics",
+                step=line.number - 1 if step is None else step,
+                at=moment(record.get("ts", record.get("time", record.get("timestamp")))),
+            ),
         )
 
 

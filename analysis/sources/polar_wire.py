@@ -33,6 +33,7 @@ __all__ = ["SessionView", "TraceView", "read_session"]
 
 class _Call(msgspec.Struct, gc=False):
     weight_version: Any = None
+    weight_versions: Any = None
     policy_version: Any = None
     finish_reason: Any = None
     meta_info: Any = None
@@ -42,6 +43,7 @@ class _TraceMetadata(msgspec.Struct, gc=False):
     completion_metadata: list[_Call] | None = None
     training_filter: dict[str, Any] | None = None
     weight_version: Any = None
+    weight_versions: Any = None
     policy_version: Any = None
     finish_reason: Any = None
     meta_info: Any = None
@@ -231,11 +233,11 @@ def _tokens(prompt: int | None, response: int | None) -> TraceTokens:
 
 def _versions(about: _TraceMetadata, flags: bytes | None, submitted: Any) -> tuple[str, str] | None:
     calls: list[Any] = list(about.completion_metadata or (about,))
-    reported = [call.weight_version for call in calls]
-    if all(type(version) is str for version in reported):
+    reported = [call.weight_version for call in calls if call.weight_versions is None]
+    if len(reported) == len(calls) and all(type(version) is str for version in reported):
         return oldest_and_newest(reported)
     for call in calls:
-        if call.weight_version is not None or call.meta_info is not None:
+        if any(told is not None for told in (call.weight_version, call.weight_versions, call.meta_info)):
             break
         if call.policy_version is not None and call.policy_version != submitted:
             break

@@ -10,7 +10,7 @@ import os
 
 from analysis.sources.base import ReadOptions, Sink, SourceFile
 from analysis.sources.files import read_bytes
-from analysis.sources.metric_rows import add_metrics
+from analysis.sources.metric_rows import MetricsOf, add_metrics
 from analysis.sources.metrics import place_of
 from analysis.sources.values import moment
 from analysis.sources.wandb_log import LogEnd, history_rows
@@ -26,13 +26,10 @@ def collect(file: SourceFile, sink: Sink, options: ReadOptions) -> None:
         rollout_id, evaluation = place_of(row.values)
         add_metrics(
             sink,
+            file.path,
             {name: value for name, value in row.values.items() if not name.startswith("_")},
             options.max_text,
-            rollout_id=rollout_id,
-            evaluation=evaluation,
-            stream=stream,
-            step=row.step,
-            at=moment(row.values.get("_timestamp")),
+            MetricsOf(rollout_id, evaluation, stream, row.step, moment(row.values.get("_timestamp"))),
         )
     if end.damaged:
         sink.problem("records cannot be read", f"{end.damaged:,} of its log")

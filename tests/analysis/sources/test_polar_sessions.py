@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 import pytest
 
 from analysis.sources.base import SourceFile, SourceKind
+from analysis.sources.polar_wire import _Call
 from analysis.sources.registry import read_files
+from slime_bridge import turns
 from tests.analysis.sources.source_files import CAPTURES, frame, read, rows, session, trace, whats, write_json
 
 SESSION, TASK = SourceKind.POLAR_SESSION, SourceKind.POLAR_TASK
@@ -425,3 +429,10 @@ def test_ten_thousand_sessions(tmp_path: Path) -> None:
     records = read(path, TASK)
     assert time.process_time() - started < 20
     assert (records.table("session").num_rows, records.table("trace").num_rows) == (10_000, 10_000)
+
+
+def test_every_key_that_tells_versions_is_read() -> None:
+    """The fast decoder knows each key of a call that the bridge's reading of turns looks at."""
+    looked_at = set(re.findall(r'entry\.get\("(\w+)"', inspect.getsource(turns)))
+    assert looked_at
+    assert looked_at <= set(_Call.__struct_fields__)
