@@ -36,6 +36,9 @@ APPEND_ONLY = frozenset({SourceKind.JOURNAL, SourceKind.REJECTED, SourceKind.MET
 _HEAD_BYTES = 4096
 _INDEX_FROM_BYTES = 4 * 2**20
 _COMPACT_EVERY = 24
+_NOT_FOR_READING = ("pandas",)
+"""PyArrow imports it only to find out that a list is none of its types; a trusted pickle may need it."""
+
 _UNREADABLE = "cannot be read"
 
 
@@ -224,9 +227,7 @@ class Store:
             lost=lost_file,
             size=_unread,
             progress=settings.progress,
-            without=(
-                "pandas",
-            ),  # PyArrow imports it, where it is, to find out that a list is none of its types
+            without=() if settings.options.trusted else _NOT_FOR_READING,
         )
         waiting: list[FileRecords] = []
         pieces: list[FileRecords] = []
