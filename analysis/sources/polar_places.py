@@ -8,6 +8,7 @@ key of the same name in a message cannot mislead.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ _PROMPT_KEY, _RESPONSE_KEY, _MASK_KEY = b'"prompt_ids":', b',"response_ids":', b
 _LOGPROBS_KEY = b'"response_logprobs":['
 _LOGPROBS = re.compile(rb'"response_logprobs"\s*:\s*\[')
 _NEAR, _FAR = 1024, 4096
+_MAX_DECOYS = 8
 
 Places = tuple[int | None, ...]
 
@@ -43,7 +45,11 @@ class Buffer:
         self._cursor = 0
 
     def places(
-        self, parts: tuple[Raw, Raw, Raw], texts: tuple[bytes, bytes, bytes], logprobs: int | None, tools: Raw
+        self,
+        parts: tuple[Raw, Raw, Raw],
+        texts: tuple[bytes, bytes, bytes],
+        logprobs: Sequence[float] | None,
+        tools: Raw,
     ) -> Places:
         """Return the places of one trace's arrays; to be asked trace after trace.
 
@@ -52,7 +58,7 @@ class Buffer:
         parts, texts
             Prompt ids, response ids and mask, as undecoded parts of the file and as copies.
         logprobs
-            Number of logprobs, None if there are none.
+            The trace's logprobs, None if there are none.
         tools
             The trace's tools, which stand shortly before its logprobs.
 
@@ -70,21 +76,15 @@ class Buffer:
 
     def _adjacent(self, texts: tuple[bytes, bytes, bytes]) -> Places | None:
         """Find three arrays one right behind the other, as servers write them."""
-        data, (prompt, response, mask) = self.data, texts
-        first = data.find(_PROMPT_KEY, self._cursor) + len(_PROMPT_KEY)
-        behind = first + len(prompt)
-        second = behind + len(_RESPONSE_KEY)
-        third = second + len(response) + len(_MASK_KEY)
-        if not (
-            prompt[:1] == response[:1] == mask[:1] == b"["
-            and first > self._cursor
-            and data.startswith(prompt, first)
-            and data.startswith(_RESPONSE_KEY, behind)
-            and data.startswith(response, second)
-            and data.startswith(_MASK_KEY, third - len(_MASK_KEY))
-            and data.startswith(mask, third)
-        ):
+        prompt, response, mask = texts
+        first = self.data.find(_PROMPT_KEY, self._cursor) + len(_PROMPT_KEY)
+        expected = b"".join((prompt, _RESPONSE_KEY, response, _MASK_KEY, mask))
+        if first <= self._cursor or not self.data.startswith(expected, first):
             return None
+        if not prompt[:1] == response[:1] == mask[:1] == b"[":
+            return None
+        second = first + len(prompt) + len(_RESPONSE_KEY)
+        third = second + len(response) + len(_MASK_KEY)
         self._cursor = third + len(mask)
         return first, len(prompt), second, len(response), third, len(mask)
 
@@ -99,23 +99,44 @@ class Buffer:
                 places += (None, None)
         return tuple(places)
 
-    def _logprobs(self, count: int, tools: Raw) -> Places:
-        """Find the next array of logprobs; it must have so many numbers."""
+    def _logprobs(self, values: Sequence[float], tools: Raw) -> Places:
+        """Find the next array of logprobs that holds these values."""
+        start = self._next_logprobs(tools)
+        for _ in range(_MAX_DECOYS):
+            if start < 0:
+                break
+            end = self.data.find(b"]", start) + 1
+            if self._holds(start, end, values):
+                self._cursor = end
+                return start, end - start
+            match = _LOGPROBS.search(self.data, end)
+            start = -1 if match is None else match.end() - 1
+        return None, None
+
+    def _next_logprobs(self, tools: Raw) -> int:
         # Looking through a few kilobytes of messages is quicker than asking for an address.
-        start = self.data.find(_LOGPROBS_KEY, self._cursor, self._cursor + _FAR) + len(_LOGPROBS_KEY) - 1
-        if start < self._cursor and (size := memoryview(tools).nbytes):
+        start = self.data.find(_LOGPROBS_KEY, self._cursor, self._cursor + _FAR)
+        if start < 0 and (size := memoryview(tools).nbytes):
             near = max(self._cursor, _address(tools) - self._base + size)
-            start = self.data.find(_LOGPROBS_KEY, near, near + _NEAR) + len(_LOGPROBS_KEY) - 1
-        if start < self._cursor:
-            match = _LOGPROBS.search(self.data, self._cursor)
-            if match is None:
-                return None, None
-            start = match.end() - 1
-        end = self.data.find(b"]", start) + 1
-        if self.data.count(b",", start, end) != max(0, count - 1):
-            return None, None
-        self._cursor = end
-        return start, end - start
+            start = self.data.find(_LOGPROBS_KEY, near, near + _NEAR)
+        if start >= 0:
+            return start + len(_LOGPROBS_KEY) - 1
+        match = _LOGPROBS.search(self.data, self._cursor)
+        return -1 if match is None else match.end() - 1
+
+    def _holds(self, start: int, end: int, values: Sequence[float]) -> bool:
+        """Tell whether an array begins and ends with the same numbers: no other one does, to 17 digits."""
+        data, count = self.data, len(values)
+        if not count:
+            return not data[start + 1 : end - 1].strip()
+        first = data.find(b",", start, end) if count > 1 else end - 1
+        last = data.rfind(b",", start, end) if count > 1 else start
+        try:
+            return (
+                float(data[start + 1 : first]) == values[0] and float(data[last + 1 : end - 1]) == values[-1]
+            )
+        except ValueError:
+            return False
 
 
 def _address(buffer: Any) -> int:

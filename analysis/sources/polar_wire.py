@@ -200,7 +200,7 @@ def _trace_views(buffer: Buffer, traces: list[_Trace], submitted: Any) -> list[T
         places = buffer.places(
             (trace.prompt_ids, trace.response_ids, trace.loss_mask),
             (prompts[index], responses[index], mask),
-            None if tokens.logprobs is None else len(tokens.logprobs),
+            trace.response_logprobs,
             trace.tools,
         )
         views.append(_trace_view(trace, tokens, places, submitted))
