@@ -85,15 +85,15 @@ def trajectory_cells(metadata: Mapping[str, Any], limit: int) -> dict[str, Any]:
         for name in ("builder", "api_type", "model_requested", "model_used")
     }
     cells["record_count"] = integer(metadata.get("record_count"))
-    stats = metadata.get("reconstruction_stats")
-    if isinstance(stats, Mapping):
+    stats = mapping(metadata.get("reconstruction_stats"))
+    if stats:
         for name, column in _RECONSTRUCTION:
             cells[column] = integer(stats.get(name))
-    excluded = metadata.get("completion_filter")
-    if isinstance(excluded, Mapping):
+    excluded = mapping(metadata.get("completion_filter"))
+    if excluded:
         cells["completions_excluded"] = integer(excluded.get("excluded_completions"))
     for value in (metadata, *metadata.values()):
-        if isinstance(value, Mapping) and "timeout_source" in value:
+        if isinstance(value, dict) and "timeout_source" in value:
             cells["timeout_source"] = text(value.get("timeout_source"), limit)
             cells["timeout_stage"] = text(value.get("timeout_stage"), limit)
             break
