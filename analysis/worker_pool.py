@@ -23,6 +23,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.abc import MetaPathFinder
 from multiprocessing.connection import Connection, Pipe, wait
 from queue import SimpleQueue
 from types import TracebackType
@@ -251,10 +252,21 @@ def _exit_code(worker: _Worker) -> int | None:
         return None
 
 
+class _Absent(MetaPathFinder):
+    """Makes libraries look as if they were not installed."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = frozenset(names)
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        """Raise ModuleNotFoundError for them; others are found as usual."""
+        if fullname in self._names:
+            raise ModuleNotFoundError(f"{fullname} is not used in worker processes", name=fullname)
+
+
 def serve(descriptor: int, without: Sequence[str] = ()) -> None:
     """Be a worker: answer every piece of work that comes through the pipe; end at once when it closes."""
-    for name in without:
-        sys.modules[name] = None  # type: ignore[assignment]
+    sys.meta_path.insert(0, _Absent(without))
     pipe = Connection(descriptor)
     work: SimpleQueue[bytes] = SimpleQueue()
     # A thread of its own receives: the caller must never wait to hand out work while it is handed a result.
