@@ -19,13 +19,16 @@ EXIT_CODES = {"end of script": 0, "exception": 1, "sigterm": 128 + signal.SIGTER
 _END_SECONDS = 40.0
 
 
-def start_process(module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
-    """Start ``python -m module`` in the repository, with its output in pipes."""
+def start_process(
+    module: str, arguments: Sequence[str], *, errors: int | None = subprocess.PIPE
+) -> subprocess.Popen[str]:
+    """Start ``python -m module`` in the repository, with pipes to and from it."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         text=True,
         cwd=ROOT,
         env=environment,
