@@ -42,6 +42,7 @@ __all__ = [
     "Restored",
     "dataset_of",
     "joined",
+    "read_part",
     "restore",
 ]
 
@@ -123,7 +124,7 @@ def restore(files: Sequence[SourceFile]) -> Restored:
     problems: list[Problem] = []
     for file in files:
         try:
-            name, table = _read(Path(file.path))
+            name, table = read_part(Path(file.path))
         except (OSError, pa.ArrowException, ValueError) as error:
             problems.append(
                 Problem(
@@ -142,8 +143,16 @@ def restore(files: Sequence[SourceFile]) -> Restored:
     return Restored(_with_owners(tables), found, tuple(problems))
 
 
-def _read(path: Path) -> tuple[str, pa.Table]:
-    """Return a file's table, and its name."""
+def read_part(path: Path) -> tuple[str, pa.Table]:
+    """Return the name of the table that a file is a part of, and its rows; token lists are left out.
+
+    Raises
+    ------
+    ValueError
+        It is somebody else's Parquet file, or of a newer version; or (as ``ArrowInvalid``) damaged.
+    OSError
+        It cannot be read.
+    """
     with pq.ParquetFile(path) as parquet:
         metadata = parquet.schema_arrow.metadata or {}
         name = metadata.get(b"table", b"").decode()

@@ -17,6 +17,8 @@ from analysis.errors import StrictLoadError
 from analysis.lab.run_folder import RunFolder
 from analysis.parquet_dataset import MANIFEST, NO_ROLLOUT, TOKEN_LISTS
 from analysis.schema import GRAINS, SCHEMA_VERSION
+from analysis.sources.base import FileRecords, SourceFile, SourceKind
+from analysis.sources.registry import read
 from tests.analysis.test_loading import load, same, write_session
 from tests.analysis.test_tokens import equal
 
@@ -256,3 +258,22 @@ def test_newer_versions_are_refused_by_name(dataset: Path) -> None:
     problems = load(dataset).problems
     assert problems["why"].str.contains("999").all()
     assert len(problems) > 0
+
+
+def test_a_single_file_of_a_dataset_is_rows_like_any_other(dataset: Path, run: analysis.Run) -> None:
+    """Read by itself: its table with its own path, places of token lists; torn and foreign files are told."""
+
+    def records(path: Path) -> FileRecords:
+        return read(SourceFile.at(path, SourceKind.PARQUET))
+
+    path = dataset / "session" / "rollout=1" / "part-0.parquet"
+    found = records(path).table("session")
+    assert len(found) == (run.sessions()["rollout_id"] == 1).sum()
+    assert set(found.column("path").to_pylist()) == {str(path)}
+    refs = records(dataset / "token" / "rollout=1" / "part-0.parquet").token_refs
+    assert refs.column("item").to_pylist() == list(range(len(refs)))
+    assert set(refs.column("source").to_pylist()) == {"parquet"}
+    path.write_bytes(path.read_bytes()[:100])
+    assert records(path).problems[0].what == "is no whole Parquet file"
+    pd.DataFrame({"a": [1]}).to_parquet(path)
+    assert records(path).problems[0].what == "is no table of this package"
