@@ -66,6 +66,9 @@ def name_runs(roots: Sequence[Root], files: Sequence[Sequence[SourceFile]]) -> d
     names: dict[str, str] = {}
     for root, label, found in zip(roots, labels, files, strict=True):
         bases = [] if root.label is not None else _bases(root.folder, found)
+        if not bases:
+            names.update((file.path, label) for file in found)
+            continue
         for file in found:
             base = _base_of(_relative(file.path, root.folder), bases)
             inner = base if len(roots) == 1 or base is None else f"{label}/{base}"
