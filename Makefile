@@ -12,7 +12,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test lint format notebook bench clean
+.PHONY: help lab test soak faults lint format notebook bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,7 +43,13 @@ lab: $(LAB_READY)  ## train a tiny policy end to end through the production hook
 	@$(BIN)/python -m analysis.cli lab $(if $(SEED),--seed $(SEED)) $(if $(ROLLOUTS),--rollouts $(ROLLOUTS))
 
 test: $(DEV_READY)  ## run the tests (ARGS="-k name" narrows them; SLIME_DIR=checkout adds those inside real Slime)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+soak: $(DEV_READY)  ## run the long tests: fifty kills, two hundred fault schedules over sockets, the soak
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+faults: $(DEV_READY)  ## play the catalogue of fault scenarios and print it as a table
+	@$(BIN)/python -m tests.scenarios
 
 lint: $(DEV_READY)  ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .
