@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.errors import StatsError
-from analysis.stats._columns import Floats, Ints, floats, integers, seconds_since, texts
+from analysis.stats._columns import Floats, Ints, floats, integers, json_cells, seconds_since, texts
 from analysis.stats._config import configurations, polar_config
 from analysis.stats._frames import Frames
 from analysis.stats._outcomes import outcomes_of, session_rows_of
 from analysis.stats._sessions import session_seconds
+from slime_bridge.acceptance import RejectReason
 from slime_bridge.config import PolarSlimeConfig
 from slime_bridge.group_conversion import SessionOutcome
 
@@ -44,6 +45,8 @@ class Job:
         Seconds that earlier attempts took; 0 if the first one came through.
     started
         Seconds of its submission on the run's clock; NaN where nobody knows.
+    filtered
+        Whether the trainer's filter dropped it.
     """
 
     outcomes: tuple[SessionOutcome, ...]
@@ -52,6 +55,7 @@ class Job:
     overhead: float
     lost: float
     started: float
+    filtered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +151,22 @@ def _rollouts(frames: Frames, worker: str | None, groups: pd.DataFrame) -> list[
     ended = seconds_since(delivered, "ended_at")
     table = frames.rollouts[~frames.rollouts["evaluation"].fillna(False).to_numpy(dtype=bool)]
     asked = _moments(table, "requested_at") | asked
+    wanted = {
+        rollout: cell["wanted"]
+        for rollout, cell in zip(
+            integers(events, "rollout_id", missing=-1).tolist(), json_cells(events, "data"), strict=True
+        )
+        if isinstance(cell.get("wanted"), int)
+    }
     result = []
     for rollout_id in np.unique(integers(delivered, "rollout_id", missing=-1)):
         mine = integers(delivered, "rollout_id", missing=-1) == rollout_id
         at = asked.get(int(rollout_id), math.nan)
         if rollout_id >= 0 and not math.isnan(at) and not np.isnan(ended[mine]).all():
             handed = float(np.nanmax(ended[mine]))
-            result.append(RecordedRollout(int(rollout_id), int(mine.sum()), at, handed))
+            number = int(rollout_id)
+            asked_for = wanted.get(number, int(mine.sum()))
+            result.append(RecordedRollout(number, asked_for, at, handed))
     return sorted(result, key=lambda rollout: rollout.requested)
 
 
@@ -176,12 +189,14 @@ def _jobs(frames: Frames, groups: pd.DataFrame) -> list[Job]:
     ended = np.where(np.isnan(judged), arrived, judged)
     cut = np.where(texts(groups, "reject_reason") == "too_stale", seconds_since(groups, "ended_at"), np.nan)
     sizes = integers(groups, "expected_sessions")
+    dropped = texts(groups, "reject_reason") == RejectReason.FILTERED.value
     typical = float(np.nanmedian(seconds)) if not np.isnan(seconds).all() else 0.0
     jobs = []
     for place, rows in enumerate(session_rows_of(frames, groups)):
         total = ended[place] - began[place]
         if len(rows) and not math.isnan(total):
-            jobs.append(_job(rows, outcomes, seconds, waits, total, began[place], submitted[place]))
+            job = _job(rows, outcomes, seconds, waits, total, began[place], submitted[place])
+            jobs.append(replace(job, filtered=bool(dropped[place])))
         elif sizes[place] > 0 and not math.isnan(cut[place] - submitted[place]):
             jobs.append(_cut_job(int(sizes[place]), cut[place] - submitted[place], typical, submitted[place]))
     return jobs

@@ -222,6 +222,8 @@ class _Simulation:
             for place, outcome in enumerate(flight.job.outcomes)
         ]
         verdict = judge(GroupConversion([], sessions), settings=self.config)
+        if flight.job.filtered and not isinstance(verdict, Rejected):
+            verdict = Rejected(RejectReason.FILTERED, verdict.numbers)
         if isinstance(verdict, Rejected):
             self.scheduler.reject(group, verdict.reason)
             self._reject(str(verdict.reason), flight.job, self._spent(flight))

@@ -20,8 +20,9 @@ from analysis.stats._audit_sequences import SEQUENCE_CHECKS
 from analysis.stats._audit_tables import TABLE_CHECKS
 from analysis.stats._columns import nullable
 from analysis.stats._frames import Frames, as_frames
+from analysis.stats.reconcile import Reconciliation, reconcile
 
-__all__ = ["CHECKS", "Audit", "audit"]
+__all__ = ["CHECKS", "Audit", "Reconciliation", "audit", "reconcile"]
 
 CHECKS: tuple[Check, ...] = (*ARRAY_CHECKS, *SEQUENCE_CHECKS, *TABLE_CHECKS)
 """Every check, in order."""

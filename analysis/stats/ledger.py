@@ -48,6 +48,7 @@ _GROUP_COLUMNS = (
     "prompt_preview",
     "last_error",
 )
+_FILTERED = ("filtered", "all_wrong", "all_correct")
 _STAGE_OF_STATE = {
     "delivered": "delivered",
     "returned": "returned",
@@ -63,12 +64,12 @@ class Ledger:
     Attributes
     ----------
     groups
-        One row per group: ids; `state`; `stage` (``delivered``, ``content``, ``lag``, ``infrastructure``,
-        ``returned``, ``abandoned``, ``open``, ``evaluation``); `reason`; `deciding`, the numbers in words;
-        the numbers themselves; lag and its parts; `attempts`, `requeues`; `lifetime_seconds` (drawn to
-        ended), `result_seconds` (of the last attempt), `session_seconds`, `response_tokens`,
-        `trainable_tokens` (over its sessions, every attempt included), `sessions`, `unmeasured_sessions`
-        (without a time); reward mean and spread; the prompt.
+        One row per group: ids; `state`; `stage` (``delivered``, ``content``, ``filter``, ``lag``,
+        ``infrastructure``, ``returned``, ``abandoned``, ``open``, ``evaluation``); `reason`; `deciding`,
+        the numbers in words; the numbers themselves; lag and its parts; `attempts`, `requeues`;
+        `lifetime_seconds` (drawn to ended), `result_seconds` (of the last attempt), `session_seconds`,
+        `response_tokens`, `trainable_tokens` (over its sessions, every attempt included), `sessions`,
+        `unmeasured_sessions` (without a time); reward mean and spread; the prompt.
     sessions
         One row per session: ids; `task_id`, `attempt`; `fate` (see `analysis.stats._sessions.FATES`); `stage`
         (how far it came); `status`; `reason` and `detail`; `group_reason` (why its group was rejected);
@@ -164,6 +165,7 @@ def _stages(table: pd.DataFrame) -> np.ndarray:
     rejected = state == "rejected"
     result[rejected] = "content"
     result[rejected & (reason == "too_stale")] = "lag"
+    result[rejected & np.isin(reason.astype(str), _FILTERED)] = "filter"
     result[table["evaluation"].fillna(False).to_numpy(dtype=bool)] = "evaluation"
     return result
 
@@ -204,6 +206,10 @@ def _words(reason: str, numbers: dict[str, Any]) -> str:
     if reason == "low_complete_fraction":
         counted = f"{of('complete_usable')} of {of('sessions')} sessions complete and usable"
         return f"{counted}, {of('required')} required"
+    if reason in ("all_wrong", "all_correct"):
+        return f"{of('succeeded')} of {of('rated')} rated sessions succeeded"
+    if reason == "filtered":
+        return f"the trainer's filter said: {of('filter_reason')}"
     if reason == "failed_task":
         return f"{of('traceless')} of {of('sessions')} sessions failed without a trace"
     lost = numbers.get("reasons")

@@ -5,8 +5,12 @@ and `slime_bridge.acceptance.too_stale` those that are too old. With the setting
 gives every historic verdict again; with others it says which groups flip and what that does to the yield, the
 difficulty and the length of what is trained on.
 
+The trainer's dynamic filter is code that is not here: what it dropped stays dropped as long as it is
+configured. Complete batches are pruned again (`slime_bridge.filters`), each with the groups that it had.
+
 Two things cannot be replayed: groups that were thrown away before their result came (they stay rejected, as
-``unknown``), and what a longer wait would have changed: a group that is no longer too old counts as accepted.
+``unknown``), and what a longer wait would have changed: a group that is no longer too old counts as accepted,
+in no batch.
 """
 
 from __future__ import annotations
@@ -19,18 +23,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import Floats, Ints, floats, integers, json_cells, known, nullable, only, texts
+from analysis.stats._columns import Floats, floats, json_cells, known, texts
 from analysis.stats._config import configurations, polar_config
-from analysis.stats._frames import GROUP_IDS, Frames, as_frames, ids_of
-from analysis.stats._numbers import cluster_bootstrap
+from analysis.stats._frames import Frames, as_frames
 from analysis.stats._outcomes import outcomes_of, session_rows_of
+from analysis.stats._replay_tables import Verdict, groups_frame, shift_frame, summary_frame
 from slime_bridge.acceptance import Rejected, RejectReason, judge, too_stale
 from slime_bridge.adapter import SessionReason
 from slime_bridge.config import PolarSlimeConfig
+from slime_bridge.filters import TrainerFilters
 from slime_bridge.group_conversion import GroupConversion, SessionOutcome
 
 __all__ = ["Replay", "ReplayedGroup", "all_correct", "all_wrong", "constant_rewards", "replay"]
 
+_PRUNED = (RejectReason.ALL_WRONG, RejectReason.ALL_CORRECT)
 _COMPARED = (
     "sessions",
     "early_stopped",
@@ -153,15 +159,20 @@ def replay(
     rows = session_rows_of(frames, table)
     numbers = json_cells(table, "verdict_numbers")
     lags = _lags(table, numbers)
+    members = [[outcomes[int(row)] for row in own] for own in rows]
+    dropped = texts(table, "reject_reason") == RejectReason.FILTERED.value
     verdicts = []
-    for worker, own, lag, cells in zip(texts(table, "worker"), rows, lags, numbers, strict=True):
+    for place, worker in enumerate(texts(table, "worker")):
         recorded, wanted = configs.get(worker, configs[None])
-        sessions = [outcomes[int(row)] for row in own]
-        match = _numbers_match(cells, sessions, recorded)
-        verdict = _again(sessions, lag, recorded, wanted, dict(filters or {}))
+        verdict = _again(members[place], lags[place], recorded, wanted, dict(filters or {}))
+        same_filter = recorded.dynamic_sampling_filter_path == wanted.dynamic_sampling_filter_path
+        if verdict.accepted and dropped[place] and same_filter:
+            verdict = Verdict(False, str(RejectReason.FILTERED))
+        match = _numbers_match(numbers[place], members[place], recorded)
         verdicts.append(dataclasses.replace(verdict, numbers_match=match))
-    groups = _groups_frame(table, verdicts, [[outcomes[int(r)] for r in own] for own in rows], lags)
-    return Replay(groups, _summary(groups), _shift(groups, replicates, seed))
+    _prune(table, verdicts, members, {worker: wanted for worker, (_, wanted) in configs.items()})
+    groups = groups_frame(table, verdicts, members, lags)
+    return Replay(groups, summary_frame(groups), shift_frame(groups, replicates, seed))
 
 
 def _judged(groups: pd.DataFrame) -> pd.DataFrame:
@@ -182,13 +193,38 @@ def _configs(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """One group judged again; `accepted` is None where it cannot be judged."""
-
-    accepted: bool | None
-    reason: str | None = None
-    numbers_match: bool | None = None
+def _prune(
+    table: pd.DataFrame,
+    verdicts: list[Verdict],
+    members: list[list[SessionOutcome]],
+    configs: Mapping[str | None, PolarSlimeConfig],
+) -> None:
+    """Prune complete batches as the bridge does; changes `verdicts`."""
+    rollout, worker = floats(table, "rollout_id"), texts(table, "worker")
+    handed = (texts(table, "state") == "delivered") | np.isin(
+        texts(table, "reject_reason").astype(str), [str(reason) for reason in _PRUNED]
+    )
+    batches: dict[tuple[str | None, int], list[int]] = {}
+    for place in np.lexsort((floats(table, "group"), rollout)).tolist():
+        if handed[place] and verdicts[place].accepted and not np.isnan(rollout[place]):
+            batches.setdefault((worker[place], int(rollout[place])), []).append(place)
+    for (life, number), places in batches.items():
+        config = configs.get(life, configs[None])
+        if not (config.drop_all_wrong_groups or config.balance_all_correct_groups):
+            continue
+        # Only the pruning is wanted: the trainer's hooks need not be importable here.
+        bare = dataclasses.replace(
+            config,
+            dynamic_sampling_filter_path=None,
+            rollout_sample_filter_path=None,
+            rollout_all_samples_process_path=None,
+        )
+        surplus = TrainerFilters(bare, None).surplus([members[place] for place in places], number)
+        for position, rejected in surplus.items():
+            place = places[position]
+            verdicts[place] = dataclasses.replace(
+                verdicts[place], accepted=False, reason=str(rejected.reason)
+            )
 
 
 def _again(
@@ -197,21 +233,21 @@ def _again(
     recorded: PolarSlimeConfig,
     wanted: PolarSlimeConfig,
     filters: Mapping[str, Filter],
-) -> _Verdict:
+) -> Verdict:
     seen = [_rewritten(session, recorded, wanted) for session in sessions]
     if not seen:
-        return _Verdict(None)
+        return Verdict(None)
     verdict = judge(GroupConversion([], seen), settings=wanted)
     if isinstance(verdict, Rejected):
-        return _Verdict(False, str(verdict.reason))
+        return Verdict(False, str(verdict.reason))
     if lag is not None and lag > wanted.max_staleness:
-        return _Verdict(False, str(too_stale(lag, wanted.max_staleness).reason))
+        return Verdict(False, str(too_stale(lag, wanted.max_staleness).reason))
     rewards = np.array([s.reward for s in seen if s.usable and not s.early_stopped and np.isfinite(s.reward)])
     group = ReplayedGroup(seen, rewards, lag)
     for reason, objects in filters.items():
         if objects(group):
-            return _Verdict(False, reason)
-    return _Verdict(True)
+            return Verdict(False, reason)
+    return Verdict(True)
 
 
 def _rewritten(
@@ -248,98 +284,3 @@ def _lags(table: pd.DataFrame, numbers: list[Mapping[str, Any]]) -> list[int | N
         noted = cells.get("staleness") if old else None
         result.append(noted if isinstance(noted, int) else None if np.isnan(lag) else int(lag))
     return result
-
-
-def _groups_frame(
-    table: pd.DataFrame,
-    verdicts: list[_Verdict],
-    members: list[list[SessionOutcome]],
-    lags: list[int | None],
-) -> pd.DataFrame:
-    rejected = (table["state"] == "rejected").fillna(False).to_numpy(dtype=bool)
-    accepted = ~rejected & (table["verdict"] != "rejected").fillna(True).to_numpy(dtype=bool)
-    reason = only(texts(table, "reject_reason"), ~accepted)
-    unknown = np.array([v.accepted is None for v in verdicts], dtype=bool)
-    again = np.array([bool(v.accepted) for v in verdicts], dtype=bool)
-    why = np.array([v.reason for v in verdicts], dtype=object)
-    flipped = ~unknown & ((again != accepted) | (~again & (why != reason)))
-    usable = [[s for s in own if s.usable] for own in members]
-    rewards = [[s.reward for s in group if np.isfinite(s.reward)] for group in usable]
-    numbers = nullable(
-        {
-            "accepted": accepted,
-            "reason": reason,
-            "replayed_accepted": pd.Series(again, dtype="boolean").mask(unknown),
-            "replayed_reason": why,
-            "unknown": unknown,
-            "flipped": flipped,
-            "numbers_match": pd.Series([v.numbers_match for v in verdicts], dtype="boolean"),
-            "sessions": np.array([len(own) for own in members], dtype=np.int64),
-            "usable_sessions": np.array([len(group) for group in usable], dtype=np.int64),
-            "trainable_tokens": np.array([sum(s.trainable_tokens for s in g) for g in usable], np.int64),
-            "response_tokens": np.array([_mean([s.response_tokens for s in g]) for g in usable], float),
-            "reward_mean": np.array([_mean(group) for group in rewards], dtype=float),
-            "zero_signal": np.array([len(g) < 2 or max(g) - min(g) <= 1e-6 for g in rewards], dtype=bool),
-            "staleness": np.array([np.nan if lag is None else float(lag) for lag in lags], dtype=float),
-        }
-    )
-    return pd.concat([ids_of(table, GROUP_IDS), numbers], axis=1)
-
-
-def _mean(values: list[Any]) -> float:
-    return float(np.mean(values)) if values else np.nan
-
-
-def _kept_twice(groups: pd.DataFrame) -> tuple[Any, Any]:
-    """Return which groups were accepted, and which are now; unknown ones keep their historic fate."""
-    before = groups["accepted"].to_numpy(dtype=bool)
-    after = groups["replayed_accepted"].to_numpy(dtype=bool, na_value=False)
-    return before, np.where(groups["unknown"].to_numpy(dtype=bool), before, after)
-
-
-def _summary(groups: pd.DataFrame) -> pd.DataFrame:
-    before, after = _kept_twice(groups)
-    counts: dict[str, Floats | Ints] = {
-        "groups": np.ones(len(groups)),
-        "sessions": integers(groups, "sessions"),
-        "usable_sessions": integers(groups, "usable_sessions"),
-        "trainable_tokens": integers(groups, "trainable_tokens"),
-        "zero_signal_groups": groups["zero_signal"].to_numpy(dtype=float),
-    }
-    rows = [("judged_groups", float(len(groups)), float(len(groups)))]
-    rows += [(name, float(v[before].sum()), float(v[after].sum())) for name, v in counts.items()]
-    if len(groups):
-        rows.append(("accept_fraction", float(before.mean()), float(after.mean())))
-    old, new = np.array([r[1] for r in rows]), np.array([r[2] for r in rows])
-    names = np.array([r[0] for r in rows], dtype=object)
-    return nullable({"quantity": names, "before": old, "after": new, "difference": new - old})
-
-
-def _shift(groups: pd.DataFrame, replicates: int, seed: int) -> pd.DataFrame:
-    before, after = _kept_twice(groups)
-    names = ("reward_mean", "response_tokens", "staleness")
-    times = cluster_bootstrap(np.arange(len(groups)), replicates, seed)
-    rows = []
-    for name in names:
-        values = floats(groups, name)
-        there = ~np.isnan(values)
-        own = np.nan_to_num(values)
-        old, new = there & before, there & after
-        a = _mean(own[old].tolist())
-        b = _mean(own[new].tolist())
-        with np.errstate(invalid="ignore"):  # a draw without any accepted group has no mean
-            drawn = times[:, new] @ own[new] / times[:, new].sum(axis=1)
-            drawn = drawn - times[:, old] @ own[old] / times[:, old].sum(axis=1)
-        low, high = _interval(drawn)
-        rows.append((a, b, b - a, low, high))
-    columns = np.array(rows).T if rows else np.zeros((5, 0))
-    labels = ("before", "after", "difference", "low", "high")
-    return nullable({"quantity": np.array(names, dtype=object), **dict(zip(labels, columns, strict=True))})
-
-
-def _interval(draws: Floats) -> tuple[float, float]:
-    known = draws[~np.isnan(draws)]
-    if not len(known):
-        return np.nan, np.nan
-    low, high = np.quantile(known, [0.025, 0.975])
-    return float(low), float(high)

@@ -13,6 +13,7 @@ from analysis.errors import StatsError
 from analysis.stats._config import polar_config
 from analysis.stats.rejections import all_correct, all_wrong, constant_rewards, replay
 from slime_bridge.acceptance import Accepted, judge, too_stale
+from slime_bridge.filters import TrainerFilters
 from slime_bridge.group_conversion import GroupConversion, SessionOutcome
 from tests.analysis.stats.builder import RunBuilder, same, untouched
 
@@ -149,6 +150,56 @@ class TestHistory:
         assert not again.exact
         assert again.mismatches["replayed_reason"].tolist() == ["low_complete_fraction"]
         assert again.groups["numbers_match"].tolist() == [False]
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_complete_batches_are_pruned_again(self, seed: int) -> None:
+        """All-wrong groups go, all-correct ones are thinned out by the rollout's seed, as the bridge did."""
+        rng = random.Random(seed)
+        settings = {"drop_all_wrong_groups": True, "balance_all_correct_groups": True}
+        config = polar_config(settings)
+        builder = RunBuilder(**settings)
+        for rollout in range(6):
+            batch = []
+            for _ in range(6):
+                chance = rng.choice([0.0, 0.5, 1.0])
+                batch.append(
+                    [
+                        SessionOutcome(
+                            p,
+                            f"{rng.random()}",
+                            "COMPLETED",
+                            completed=True,
+                            usable=True,
+                            trainable_tokens=3,
+                            n_traces=1,
+                            reward=float(rng.random() < chance),
+                        )
+                        for p in range(3)
+                    ]
+                )
+            dropped = TrainerFilters(config, None).surplus(batch, rollout)
+            for place, outcomes in enumerate(batch):
+                _add(builder, outcomes, config, rollout=rollout)
+                if place in dropped:
+                    row = builder.rows["group"][-1]
+                    row.update(state="rejected", accepted=False, reject_reason=str(dropped[place].reason))
+        again = replay(builder.tables())
+        assert again.exact
+        assert set(again.groups["reason"].dropna()) == {"all_wrong", "all_correct"}
+        plain = replay(
+            builder.tables(), {"drop_all_wrong_groups": False, "balance_all_correct_groups": False}
+        )
+        assert plain.groups["replayed_accepted"].all()
+
+    def test_what_the_trainers_filter_dropped_stays_dropped(self) -> None:
+        """Its code is not here; without it the group would have been accepted."""
+        builder = RunBuilder(dynamic_sampling_filter_path="not.here.filter")
+        good = SessionOutcome(0, "a", completed=True, usable=True, trainable_tokens=3, n_traces=1)
+        _add(builder, [good], polar_config({}))
+        builder.rows["group"][0].update(state="rejected", accepted=False, reject_reason="filtered")
+        assert replay(builder.tables()).exact
+        without = replay(builder.tables(), {"dynamic_sampling_filter_path": None})
+        assert without.groups["replayed_accepted"].tolist() == [True]
 
     def test_each_worker_is_judged_by_its_own_settings(self) -> None:
         """After a restart with another fraction the old groups keep the old one."""
