@@ -12,6 +12,7 @@
     │   ├── EngineUnavailableError (RuntimeError)     the engine that was to spread the work is not there
     │   └── WorkerError            (RuntimeError)     a worker process failed
     ├── StatsError                 (ValueError)       a question that these frames cannot answer
+    ├── PlotError                  (ValueError)       a figure cannot be drawn from what it was given
     └── LabError                       (RuntimeError)     the embedded stack cannot do what it was asked
         ├── TaskError                  (ValueError)       a task name or a stored prompt is unusable
         ├── CheckpointError            (ValueError)       a model folder is incomplete or does not fit
@@ -40,6 +41,7 @@ __all__ = [
     "IncompleteFileError",
     "LabError",
     "LoadError",
+    "PlotError",
     "ProcessError",
     "ProcessExitedError",
     "ProcessNotReadyError",
@@ -111,6 +113,25 @@ class WorkerError(LoadError, RuntimeError):
 
 class StatsError(AnalysisError, ValueError):
     """Raised when a statistic is asked for that the given frames, or the given options, cannot answer."""
+
+
+class PlotError(AnalysisError, ValueError):
+    """Raised when a figure cannot be drawn from a frame; names the columns that it lacks.
+
+    Parameters
+    ----------
+    message
+        What is wrong, and what would be accepted.
+    missing
+        Columns that the frame lacks.
+    """
+
+    def __init__(self, message: str, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+    def __reduce__(self) -> tuple[type[PlotError], tuple[str, tuple[str, ...]]]:
+        return type(self), (str(self), self.missing)
 
 
 class LabError(AnalysisError, RuntimeError):
