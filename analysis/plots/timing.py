@@ -333,14 +333,17 @@ def _lanes(rows: pd.DataFrame, node: np.ndarray, start: Floats, end: Floats) -> 
         own = np.flatnonzero(of_node == name)
         own = own[np.argsort(begins[own], kind="stable")]
         first_lane[name] = float(used)
-        free: list[tuple[float, int]] = []  # when a lane becomes free, and which
+        busy: list[tuple[float, int]] = []  # until when, and which lane
+        free: list[int] = []
         count = 0
         for place in own:
-            if free and free[0][0] <= begins[place]:
-                chosen = heapq.heappop(free)[1]
+            while busy and busy[0][0] <= begins[place]:
+                heapq.heappush(free, heapq.heappop(busy)[1])
+            if free:
+                chosen = heapq.heappop(free)
             else:
                 chosen, count = count, count + 1
-            heapq.heappush(free, (float(ends[place]), chosen))
+            heapq.heappush(busy, (float(ends[place]), chosen))
             lane[place] = used + chosen
         used += count
     return lane[number], first_lane
