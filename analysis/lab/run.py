@@ -170,7 +170,7 @@ def _batch(settings: LabSettings) -> str:
 
 
 def _initial_policy(settings: LabSettings, folder: RunFolder, progress: Progress) -> CheckpointPolicy:
-    recipe = WarmStartRecipe(steps=settings.warm_start_steps)
+    recipe = WarmStartRecipe(steps=settings.warm_start_steps, p_right=settings.demonstrator_skill)
     progress.stage("warm start: a few supervised steps on noisy demonstrations")
     with progress.task("warm start", recipe.steps) as task:
         result = warm_start(

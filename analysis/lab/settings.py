@@ -38,9 +38,9 @@ class TrainerSettings:
         At which the engine sampled; logits are divided by it.
     """
 
-    learning_rate: float = 2e-3
+    learning_rate: float = 1.5e-3
     ramp_steps: int = 5
-    final_fraction: float = 0.1
+    final_fraction: float = 0.2
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
@@ -118,8 +118,10 @@ class LabSettings:
         Sessions that the gateway runs at a time; more wait there without losing time of their own.
     eval_prompts
         Held-out questions, asked before and after training.
-    warm_start_steps
-        Supervised steps on noisy demonstrations before the policy learns by itself.
+    warm_start_steps, demonstrator_skill
+        Supervised steps before the policy learns by itself, on demonstrations by somebody who does what is
+        right with this probability and else errs in one of many ways. More steps teach copying better, less
+        skill leaves more to learn.
     train
         Hyper-parameters of the training step.
     troubles
@@ -136,7 +138,8 @@ class LabSettings:
     engines: int = 1
     run_workers: int = 64
     eval_prompts: int = 128
-    warm_start_steps: int = 300
+    warm_start_steps: int = 350
+    demonstrator_skill: float = 0.1
     train: TrainerSettings = field(default_factory=TrainerSettings)
     troubles: AgentTroubles = field(default_factory=AgentTroubles)
 
@@ -153,6 +156,7 @@ class LabSettings:
         _check_range("seed", self.seed, 0, 2**31 - 1)
         _check_range("eval_prompts", self.eval_prompts, 0, 100_000)
         _check_range("warm_start_steps", self.warm_start_steps, 1, 100_000)
+        _check_range("demonstrator_skill", self.demonstrator_skill, 0.0, 1.0)
         _check_range("min_complete_accept_fraction", self.min_complete_accept_fraction, 0.0, 1.0)
 
     def faster(self) -> LabSettings:

@@ -19,7 +19,7 @@ def test_defaults_are_the_documented_run() -> None:
     assert (settings.rollouts, settings.rollout_batch_size, settings.n_samples_per_prompt) == (40, 16, 8)
     assert settings.max_async_level == 2
     assert settings.fully_async
-    assert settings.train.learning_rate == 2e-3
+    assert settings.train.learning_rate == 1.5e-3
     assert (1 - settings.train.eps_clip, 1 + settings.train.eps_clip_high) == pytest.approx((0.8, 1.28))
 
 
@@ -33,6 +33,7 @@ def test_defaults_are_the_documented_run() -> None:
         {"min_complete_accept_fraction": 1.5},
         {"eval_prompts": -1},
         {"warm_start_steps": 0},
+        {"demonstrator_skill": 1.1},
     ],
 )
 def test_values_out_of_range_are_named(change: dict[str, Any]) -> None:
@@ -82,7 +83,7 @@ def test_settings_are_plain_data() -> None:
     text = json.dumps(LabSettings(seed=7).to_dict())
     back = json.loads(text)
     assert back["seed"] == 7
-    assert back["train"]["learning_rate"] == 2e-3
+    assert back["train"]["learning_rate"] == 1.5e-3
     assert back["troubles"]["failure_rate"] > 0
 
 

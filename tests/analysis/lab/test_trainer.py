@@ -212,7 +212,7 @@ def test_learning_rate_ramps_up() -> None:
     trainer = Trainer(model, TrainerSettings(learning_rate=1e-3, ramp_steps=4))
     rates = [trainer.step(_batch(model)).metrics["train/lr-pg_0"] for _ in range(6)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
-    assert Trainer(model, TrainerSettings(ramp_steps=0)).learning_rate() == 2e-3
+    assert Trainer(model, TrainerSettings(ramp_steps=0)).learning_rate() == 1.5e-3
 
 
 def test_learning_rate_falls_to_its_final_fraction() -> None:
