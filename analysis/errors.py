@@ -13,6 +13,7 @@
     │   └── WorkerError            (RuntimeError)     a worker process failed
     ├── StatsError                 (ValueError)       a question that these frames cannot answer
     ├── PlotError                  (ValueError)       a figure cannot be drawn from what it was given
+    ├── ExplorerError              (ValueError)       something is selected or shown that is not there
     └── LabError                       (RuntimeError)     the embedded stack cannot do what it was asked
         ├── TaskError                  (ValueError)       a task name or a stored prompt is unusable
         ├── CheckpointError            (ValueError)       a model folder is incomplete or does not fit
@@ -36,6 +37,7 @@ __all__ = [
     "EngineError",
     "EngineStoppedError",
     "EngineUnavailableError",
+    "ExplorerError",
     "FileLimitError",
     "ForeignFileError",
     "IncompleteFileError",
@@ -132,6 +134,10 @@ class PlotError(AnalysisError, ValueError):
 
     def __reduce__(self) -> tuple[type[PlotError], tuple[str, tuple[str, ...]]]:
         return type(self), (str(self), self.missing)
+
+
+class ExplorerError(AnalysisError, ValueError):
+    """Raised when an explorer is to select or show something that the run, or the explorer, does not have."""
 
 
 class LabError(AnalysisError, RuntimeError):
