@@ -1,0 +1,128 @@
+"""Figures as parts of a page: a picture inside the page, with words for who cannot see it.
+
+A figure is drawn once for each ground and shown on the one that fits. Pictures are PNG files with a palette,
+which for line art is several times smaller than full colour and looks the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+from collections.abc import Callable
+
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from PIL import Image
+
+from analysis.html.text import escaped
+from analysis.plots.style import current_theme, theme, theme_under
+
+__all__ = ["PIXELS_PER_INCH", "figure", "png", "themed_figure"]
+
+PIXELS_PER_INCH = 132
+"""CSS pixels for one inch of a figure: its 8 point text is read at 14.7 pixels."""
+
+_SHARPNESS = 2.0  # device pixels per CSS pixel
+
+
+def figure(
+    light: Figure | Axes, *, alt: str, caption: str | Markup = "", dark: Figure | Axes | None = None
+) -> Markup:
+    """Return a figure as HTML, and close it.
+
+    Parameters
+    ----------
+    light
+        A figure or axes on it.
+    alt
+        What is to be seen, for who does not see it; never empty.
+    caption
+        Stands below; none by default.
+    dark
+        The same for a dark ground; by default `light` is shown on both.
+
+    Raises
+    ------
+    ValueError
+        If `alt` is empty.
+    """
+    if not alt.strip():
+        raise ValueError("a figure needs words that say what it shows")
+    pictures = [_image(light, alt, "wb-on-light" if dark is not None else "")]
+    if dark is not None:
+        pictures.append(_image(dark, alt, "wb-on-dark"))
+    below = Markup("<figcaption>{}</figcaption>").format(escaped(caption)) if caption else Markup("")
+    return Markup('<figure class="wb-figure">{}{}</figure>').format(Markup("").join(pictures), below)
+
+
+def themed_figure(draw: Callable[[], Axes | Figure], *, alt: str, caption: str | Markup = "") -> Markup:
+    """Return a figure as HTML, drawn for either ground.
+
+    Parameters
+    ----------
+    draw
+        Draws the figure anew each time, as the functions of `analysis.plots` do without `ax`.
+    alt, caption
+        As in `figure`.
+    """
+    with theme("paper"):
+        light = draw()
+    with theme("dark"):
+        dark = draw()
+    return figure(light, dark=dark, alt=alt, caption=caption)
+
+
+def png(drawn: Figure | Axes, *, sharpness: float = _SHARPNESS) -> bytes:
+    """Return a figure as a small PNG file, and close it.
+
+    Parameters
+    ----------
+    drawn
+        A figure or axes on it.
+    sharpness
+        Pixels per CSS pixel.
+    """
+    return _png(_whole(drawn), sharpness)
+
+
+def _image(drawn: Figure | Axes, alt: str, shown: str) -> Markup:
+    whole = _whole(drawn)
+    width, height = (round(inches * PIXELS_PER_INCH) for inches in whole.get_size_inches())
+    data = base64.b64encode(_png(whole, _SHARPNESS)).decode("ascii")
+    return Markup(
+        '<img class="{}" width="{}" height="{}" alt="{}" decoding="async" src="data:image/png;base64,{}">'
+    ).format(shown, width, height, escaped(alt), data)
+
+
+def _png(whole: Figure, sharpness: float) -> bytes:
+    raw, small = io.BytesIO(), io.BytesIO()
+    # Ticks are made when they are drawn, in the settings of that moment.
+    chosen = theme_under(whole.axes[0]) if whole.axes else current_theme()
+    try:
+        with theme(chosen.name):
+            whole.savefig(raw, format="png", dpi=PIXELS_PER_INCH * sharpness, facecolor="auto")
+    finally:
+        _close(whole)
+    with Image.open(raw) as image:
+        # An octree keeps the greys of antialiased text; dithering would only add noise to flat areas.
+        reduced = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        reduced.save(small, format="png", optimize=True)
+    return min(raw.getvalue(), small.getvalue(), key=len)
+
+
+def _whole(drawn: Figure | Axes) -> Figure:
+    owner: Figure | SubFigure | None = drawn.figure if isinstance(drawn, Axes) else drawn
+    while isinstance(owner, SubFigure):
+        owner = owner.figure
+    if owner is None:
+        raise ValueError("these axes are on no figure: they were removed from it")
+    return owner
+
+
+def _close(whole: Figure) -> None:
+    whole.clear()
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is not None:
+        pyplot.close(whole)  # does nothing to a figure that pyplot never knew
