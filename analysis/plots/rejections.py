@@ -32,8 +32,9 @@ def plot_rejections(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     frame
-        One row per rollout and reason: `rollout_id` (int), `reason` (missing for a rollout without a
-        rejection, which widens the axis), `groups` (count).
+        One row per group, such as `ledger(run).groups`, or per rollout and reason with a count `groups`:
+        `rollout_id` (int), `reason` (missing where nothing was rejected: such rows widen the axis), and
+        optionally `stage` (only ``content`` and ``lag`` are rejections, and ``evaluation`` is left out).
     ax
         Where to draw; axes on a figure of their own if None.
 
@@ -43,12 +44,17 @@ def plot_rejections(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         If a column is missing, or rows are of several runs.
     """
     ax = begin(ax, "Rejected groups", "rollout", "groups")
-    require(frame, "rollout_id", "reason", "groups")
+    require(frame, "rollout_id", "reason")
     one_run(frame)
     rows = known_rows(frame, *(("rollout_id",) if len(frame) else ()))
+    if "stage" in rows and len(rows):
+        rows = rows[words(rows, "stage") != "evaluation"]
     if rows.empty:
         return empty(ax)
-    at, counts = numbers(rows, "rollout_id"), numbers(rows, "groups")
+    at = numbers(rows, "rollout_id")
+    counts = numbers(rows, "groups") if "groups" in rows else np.ones(len(rows))
+    if "stage" in rows:
+        counts = np.where(np.isin(words(rows, "stage"), ["content", "lag"]), counts, 0.0)
     first, last = at.min(), at.max()
     whole_numbers(ax, "x")
     there = rows["reason"].notna().to_numpy() & (counts > 0)

@@ -152,7 +152,7 @@ def test_a_failed_drawing_leaves_no_file(folder: RunFolder) -> None:
 
 
 def test_figures_are_one_column_wide_at_print_resolution(folder: RunFolder) -> None:
-    """A PNG has 300 dots per inch over 3.4 inches."""
+    """A PNG has 300 dots per inch over 3.3 inches."""
     path = draw(plot_reward, reward_frame([]), folder.figures / "a.png")
     header = path.read_bytes()[16:24]
     assert (int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")) == (990, 690)

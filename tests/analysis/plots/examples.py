@@ -399,7 +399,7 @@ EXAMPLES: dict[str, Example] = {
         lengths_by_estimator,
     ),
     "autopsy": Example(plots.plot_autopsy, ("counted", "reward", "baseline", "advantage"), autopsy),
-    "rejections": Example(plots.plot_rejections, ("rollout_id", "reason", "groups"), rejections),
+    "rejections": Example(plots.plot_rejections, ("rollout_id", "reason"), rejections),
     "waterfall": Example(plots.plot_waterfall, ("stage", "reason"), waterfall),
     "waste": Example(
         plots.plot_waste, ("fate", "reason", "session_share", "second_share", "token_share"), waste

@@ -27,6 +27,20 @@ def test_bars_of_one_rollout_stand_on_each_other(ax: Axes) -> None:
     assert ax.get_xlim()[1] > 7
 
 
+def test_ledger_of_groups_is_taken_as_it_is(ax: Axes) -> None:
+    """Without a count each row is a group; what was lost otherwise has a reason and is no rejection."""
+    frame = pd.DataFrame(
+        {
+            "rollout_id": [0, 1, 1, 1, 2, 30],
+            "stage": ["delivered", "content", "content", "infrastructure", "lag", "evaluation"],
+            "reason": [None, "zero_trainable", "zero_trainable", "timeout", "too_stale", None],
+        }
+    )
+    plot_rejections(frame, ax=ax)
+    assert legend_of(ax) == ["zero trainable (2)", "too stale (1)"]
+    assert ax.get_xlim()[1] < 4
+
+
 def test_no_rejections_is_a_result_not_missing_data(ax: Axes) -> None:
     """Rollouts without any rejection say so, over the full range of rollouts."""
     plot_rejections(pd.DataFrame({"rollout_id": [0, 9], "reason": [None, None], "groups": [0, 0]}), ax=ax)
