@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from analysis.html.text import escaped, template
 
-__all__ = ["MISSING", "cells", "facts", "table"]
+__all__ = ["MISSING", "cells", "facts", "table", "writer"]
 
 MISSING = Markup('<span class="wb-na" aria-label="missing">—</span>')
 """A value that is not there."""
@@ -125,11 +125,12 @@ def cells(values: pd.Series, write: Callable[[Any], str | Markup] | None = None)
         How to write a value that is not missing; by default as its dtype suggests.
     """
     if write is None:
-        write = _writer(values)
+        write = writer(values)
     return [MISSING if _is_missing(value) else escaped(write(value), _CELL_CHARACTERS) for value in values]
 
 
-def _writer(values: pd.Series) -> Callable[[Any], str | Markup]:
+def writer(values: pd.Series) -> Callable[[Any], str | Markup]:
+    """Return how values of a column are written where nothing else is said; missing ones are the caller's."""
     dtype = values.dtype
     if pd.api.types.is_bool_dtype(dtype):
         return lambda value: "yes" if value else "no"
