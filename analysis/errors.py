@@ -14,6 +14,15 @@
     ├── StatsError                 (ValueError)       a question that these frames cannot answer
     ├── PlotError                  (ValueError)       a figure cannot be drawn from what it was given
     ├── ExplorerError              (ValueError)       something is selected or shown that is not there
+    ├── LiveError                      (RuntimeError)     a live run cannot do what it was asked
+    │   ├── ConnectError           (ConnectionError)  a server that was named cannot be used
+    │   │   ├── PolarUnreachableError                 no rollout server answers at the address
+    │   │   └── RouterUnreachableError                no router answers at the address
+    │   ├── SubmissionError        (ValueError)       prompts or settings that cannot be submitted
+    │   ├── RunNameError           (ValueError)       a name that is taken or cannot name a folder
+    │   ├── RunNotFoundError       (LookupError)      no live run of this name, or no run in this folder
+    │   ├── RunBusyError                              another process drives this run
+    │   └── TrainingError                             the training process ended without finishing
     └── LabError                       (RuntimeError)     the embedded stack cannot do what it was asked
         ├── TaskError                  (ValueError)       a task name or a stored prompt is unusable
         ├── CheckpointError            (ValueError)       a model folder is incomplete or does not fit
@@ -34,6 +43,7 @@ from __future__ import annotations
 __all__ = [
     "AnalysisError",
     "CheckpointError",
+    "ConnectError",
     "EngineError",
     "EngineStoppedError",
     "EngineUnavailableError",
@@ -42,16 +52,24 @@ __all__ = [
     "ForeignFileError",
     "IncompleteFileError",
     "LabError",
+    "LiveError",
     "LoadError",
     "PlotError",
+    "PolarUnreachableError",
     "ProcessError",
     "ProcessExitedError",
     "ProcessNotReadyError",
     "RequestError",
     "RouterError",
+    "RouterUnreachableError",
+    "RunBusyError",
+    "RunNameError",
+    "RunNotFoundError",
     "StatsError",
     "StrictLoadError",
+    "SubmissionError",
     "TaskError",
+    "TrainingError",
     "UnsafePickleError",
     "WeightUpdateError",
     "WorkerError",
@@ -138,6 +156,42 @@ class PlotError(AnalysisError, ValueError):
 
 class ExplorerError(AnalysisError, ValueError):
     """Raised when an explorer is to select or show something that the run, or the explorer, does not have."""
+
+
+class LiveError(AnalysisError, RuntimeError):
+    """Raised when a live run cannot do what it was asked."""
+
+
+class ConnectError(LiveError, ConnectionError):
+    """Raised when a server that was named cannot be used; the message holds no credentials."""
+
+
+class PolarUnreachableError(ConnectError):
+    """Raised when nothing at an address answers as a Polar rollout server does."""
+
+
+class RouterUnreachableError(ConnectError):
+    """Raised when nothing at an address answers as a router or an engine does."""
+
+
+class SubmissionError(LiveError, ValueError):
+    """Raised when prompts or settings cannot be submitted; nothing was sent then."""
+
+
+class RunNameError(LiveError, ValueError):
+    """Raised for a name that is taken already, or that cannot be the name of a folder."""
+
+
+class RunNotFoundError(LiveError, LookupError):
+    """Raised when there is no live run of a name, or nothing of a run in a folder."""
+
+
+class RunBusyError(LiveError):
+    """Raised when another process, or another part of this one, drives the run."""
+
+
+class TrainingError(LiveError):
+    """Raised when a training process ended without finishing; the message holds the end of its log."""
 
 
 class LabError(AnalysisError, RuntimeError):
