@@ -129,7 +129,8 @@ class CallbackSender:
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body[: len(body) // 2])
             try:
-                await asyncio.wait_for(writer.drain(), CALLBACK_TIMEOUT)
+                async with asyncio.timeout(CALLBACK_TIMEOUT):
+                    await writer.drain()
             except (OSError, TimeoutError) as problem:
                 error = str(problem)
             writer.transport.abort()

@@ -68,7 +68,8 @@ class _Subscriber:
         if not self._frames:
             self._ready.clear()
             try:
-                await asyncio.wait_for(self._ready.wait(), timeout)
+                async with asyncio.timeout(timeout):
+                    await self._ready.wait()
             except TimeoutError:
                 return None
         return self._frames.popleft()

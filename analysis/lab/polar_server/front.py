@@ -29,6 +29,9 @@ ConnectionPolicy = Callable[[int], Fault | None]
 
 _RESET = struct.pack("ii", 1, 0)
 _REBIND_ATTEMPTS = 50
+_BACKLOG = 1024
+_RETRY_SECONDS = 0.05
+_LINGER_SECONDS = 1.0
 
 
 class Front:
@@ -76,7 +79,9 @@ class Front:
         self._state = UvicornState()
         self._held: set[socket.socket] = set()
         self._clients: dict[tuple[str, int], asyncio.Transport] = {}
-        self._acceptor: asyncio.Task[None] | None = None
+        self._arrivals: dict[asyncio.Task[bool], socket.socket] = {}
+        self._listening = False
+        self._retry: asyncio.TimerHandle | None = None
         self._socket = self._bind(port, attempts=1)
         self.port = int(self._socket.getsockname()[1])
         self.accepted = 0
@@ -90,12 +95,12 @@ class Front:
     @property
     def listening(self) -> bool:
         """Whether connections are accepted at present."""
-        return self._acceptor is not None
+        return self._listening
 
     @property
     def connections(self) -> int:
         """Number of live connections."""
-        return len(self._state.connections) + len(self._held)
+        return len(self._state.connections) + len(self._held) + len(self._arrivals)
 
     def _bind(self, port: int, *, attempts: int) -> socket.socket:
         last: OSError | None = None
@@ -115,28 +120,28 @@ class Front:
 
     async def listen(self) -> None:
         """Accept connections from now on; does nothing if it does already."""
-        if self._acceptor is None:
+        if not self._listening:
             if not self._config.loaded:
                 self._config.load()
-            self._socket.listen(1024)
-            self._acceptor = asyncio.get_running_loop().create_task(self._accept(), name="polar-front")
+            self._socket.listen(_BACKLOG)
+            self._listening = True
+            self._watch()
 
     async def refuse(self) -> None:
         """Refuse connections from now on and cut the live ones; the port stays ours."""
-        if self._acceptor is None:
+        if not self._listening:
             return
-        acceptor, self._acceptor = self._acceptor, None
-        acceptor.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await acceptor
+        self.stop_accepting()
         self._socket.close()
         self._socket = self._bind(self.port, attempts=_REBIND_ATTEMPTS)
-        self._cut_all()
+        await self._cut_all()
 
     async def close(self, *, grace: float = 0.0) -> None:
         """Stop listening, give requests `grace` seconds, then cut and cancel the rest; frees the port."""
-        await self.refuse_new(grace)
-        self._cut_all()
+        self.stop_accepting()
+        if self._state.tasks and grace > 0:
+            await asyncio.wait(list(self._state.tasks), timeout=grace)
+        await self._cut_all()
         tasks = list(self._state.tasks)
         for task in tasks:
             task.cancel()
@@ -144,16 +149,14 @@ class Front:
             await asyncio.wait(tasks, timeout=5.0)
         self._socket.close()
 
-    async def refuse_new(self, grace: float) -> None:
-        """Stop accepting and wait up to `grace` seconds for running requests."""
-        if self._acceptor is not None:
-            acceptor, self._acceptor = self._acceptor, None
-            acceptor.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await acceptor
-        tasks = list(self._state.tasks)
-        if tasks and grace > 0:
-            await asyncio.wait(tasks, timeout=grace)
+    def stop_accepting(self) -> None:
+        """Take no connection from now on; those that come wait in the backlog until the port closes."""
+        self._listening = False
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._socket)
 
     def abort(self, client: tuple[str, int] | None) -> None:
         """Reset the connection that comes from `client`, as ASGI's ``scope["client"]`` names it."""
@@ -162,7 +165,13 @@ class Front:
             _set_reset(transport.get_extra_info("socket"))
             transport.abort()
 
-    def _cut_all(self) -> None:
+    async def _cut_all(self) -> None:
+        """Reset every connection, whoever owns it at the moment."""
+        arrivals = list(self._arrivals)
+        for task in arrivals:
+            task.cancel()
+        if arrivals:
+            await asyncio.wait(arrivals)
         for connection in list(self._state.connections):
             transport = connection.transport
             if transport is not None:
@@ -173,24 +182,46 @@ class Front:
             held.close()
         self._held.clear()
         self._clients.clear()
+        await asyncio.sleep(0)  # transports close their sockets one loop iteration after they were aborted
 
-    async def _accept(self) -> None:
+    def _watch(self) -> None:
+        self._retry = None
+        asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        """Take the connections that wait; each belongs to a task of ours until uvicorn or nobody has it."""
         loop = asyncio.get_running_loop()
-        while True:
+        for _ in range(_BACKLOG):
             try:
-                connection, _ = await loop.sock_accept(self._socket)
-            except OSError as error:
+                connection, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # out of descriptors: the next attempt may find some
                 logger.warning("accepting a connection on %s failed: %s", self.url, error)
-                await asyncio.sleep(0.05)
-                continue
+                loop.remove_reader(self._socket)
+                self._retry = loop.call_later(_RETRY_SECONDS, self._watch)
+                return
+            connection.setblocking(False)
             ordinal, self.accepted = self.accepted, self.accepted + 1
             fault = self._policy(ordinal)
-            if fault is None:
-                await self._hand_over(loop, connection)
-            else:
-                await self._misbehave(loop, connection, fault)
+            if fault is not None and fault.kind == "connection_half_open":
+                self._held.add(connection)
+                continue
+            arrival = self._hand_over(connection) if fault is None else self._misbehave(connection, fault)
+            task = loop.create_task(arrival, name="polar-front")
+            self._arrivals[task] = connection
+            task.add_done_callback(self._arrived)
 
-    async def _hand_over(self, loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
+    def _arrived(self, task: asyncio.Task[bool]) -> None:
+        """Close a socket that has no transport: a task may be cancelled before its first step."""
+        connection = self._arrivals.pop(task)
+        if task.cancelled() or task.exception() is not None or not task.result():
+            connection.close()
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            logger.error("a connection on %s failed", self.url, exc_info=problem)
+
+    async def _hand_over(self, connection: socket.socket) -> bool:
+        """Let uvicorn's protocol serve a connection; returns whether a transport owns it now."""
         date = formatdate(time.time(), usegmt=True).encode()
         self._state.default_headers = [(b"date", date), *self._config.encoded_headers]
         self._clients = {key: value for key, value in self._clients.items() if not value.is_closing()}
@@ -202,34 +233,31 @@ class Front:
         try:
             # asyncio does this only for sockets that name their protocol; without it answers wait for an ACK.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            transport, protocol = await loop.connect_accepted_socket(create, connection)
+            transport, protocol = await asyncio.get_running_loop().connect_accepted_socket(create, connection)
         except OSError as error:  # the peer is gone already
             logger.debug("handing over a connection failed: %s", error)
-            connection.close()
-            return
+            return False
         if protocol.client is not None and isinstance(transport, asyncio.Transport):
             self._clients[tuple(protocol.client)] = transport
+        return True
 
-    async def _misbehave(
-        self, loop: asyncio.AbstractEventLoop, connection: socket.socket, fault: Fault
-    ) -> None:
-        if fault.kind == "connection_half_open":
-            self._held.add(connection)
-            return
-        connection.setblocking(False)
+    async def _misbehave(self, connection: socket.socket, fault: Fault) -> bool:
+        """Break a connection in the way that the fault says; the caller closes it."""
+        loop = asyncio.get_running_loop()
         try:
             if fault.kind == "connection_garbage":
                 text = str(fault.value or "\x16\x03\x01 this is not HTTP\r\n\r\n")
                 await loop.sock_sendall(connection, text.encode("utf-8", "replace"))
                 connection.shutdown(socket.SHUT_WR)
-                with contextlib.suppress(TimeoutError, OSError):
-                    await asyncio.wait_for(loop.sock_recv(connection, 65536), 1.0)
+                # Not wait_for, which in Python 3.11 forgets a cancellation that comes with the peer's end.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LINGER_SECONDS):
+                        await loop.sock_recv(connection, 65536)
             else:
                 _set_reset(connection)
         except OSError as error:  # the peer hung up first, which is fine for a broken connection
             logger.debug("misbehaving on a connection failed: %s", error)
-        finally:
-            connection.close()
+        return False
 
 
 def _set_reset(connection: Any) -> None:

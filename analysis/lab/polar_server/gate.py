@@ -66,7 +66,8 @@ class GenerationGate:
         if self._inflight == 0:
             return True
         try:
-            await asyncio.wait_for(self._idle.wait(), max(0.0, timeout))
+            async with asyncio.timeout(max(0.0, timeout)):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True

@@ -127,7 +127,8 @@ class TaskRunner:
         ):
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(run.delivered.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await run.delivered.wait()
 
     async def cancel(self, record: TaskRecord) -> None:
         """Cancel a running task: unfinished sessions end as ERROR, the task as ``cancelled``."""
