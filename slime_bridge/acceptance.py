@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from slime_bridge.adapter import SessionReason
-from slime_bridge.group_conversion import GroupConversion, SessionOutcome
+from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
 
 __all__ = [
     "PREDICATES",

@@ -20,11 +20,11 @@ from __future__ import annotations
 from typing import Any
 
 from slime_bridge import _slime
-from slime_bridge.conversion_types import ConversionOptions, SampleIdentity, SessionConversion, SessionReason
+from slime_bridge.conversion.trace_samples import TraceBuilder, new_sample, polar_metadata, session_standing
+from slime_bridge.conversion.turns import oldest_and_newest
+from slime_bridge.conversion.types import ConversionOptions, SampleIdentity, SessionConversion, SessionReason
 from slime_bridge.errors import ConversionError, RolloutLogprobError
 from slime_bridge.protocol import SessionResult, SessionStatus
-from slime_bridge.trace_samples import TraceBuilder, new_sample, polar_metadata, session_standing
-from slime_bridge.turns import oldest_and_newest
 
 __all__ = [
     "ConversionOptions",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_bridge.group_conversion import mark_delivered
+from slime_bridge.conversion.groups import mark_delivered
 from slime_bridge.group_task import JudgedGroup, PromptGroup
 from slime_bridge.groups import Delivery, Group, SchedulerCounts
 from slime_bridge.ledger import LedgerSnapshot

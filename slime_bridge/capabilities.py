@@ -20,7 +20,7 @@ from msgspec import UNSET
 from slime_bridge.client import PolarClient
 from slime_bridge.config import PolarSlimeConfig
 from slime_bridge.errors import BridgeError, TransportError
-from slime_bridge.journal_schema import EventLog
+from slime_bridge.journal.schema import EventLog
 from slime_bridge.protocol import TaskRequest
 from slime_bridge.redaction import redact
 

@@ -177,9 +177,9 @@ def _add_render(jobs: Any) -> None:
 
 
 def _render(options: argparse.Namespace) -> int:
-    from slime_bridge._doctor_config import build_request
     from slime_bridge._launch import read_prompt_rows, synthetic_row
     from slime_bridge.config import check_polar_slime_config
+    from slime_bridge.doctor.configuration import build_request
     from slime_bridge.errors import ConfigError
     from slime_bridge.protocol import encode_task_request
 
@@ -235,8 +235,8 @@ def _add_journal(jobs: Any) -> None:
 
 
 def _journal_audit(options: argparse.Namespace) -> int:
-    from slime_bridge.journal_audit import JournalAuditor
-    from slime_bridge.journal_reader import JournalProblem, read_journal
+    from slime_bridge.journal.audit import JournalAuditor
+    from slime_bridge.journal.reader import JournalProblem, read_journal
 
     problems: list[JournalProblem] = []
     auditor = JournalAuditor()

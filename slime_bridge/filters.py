@@ -28,9 +28,9 @@ from typing import Any
 
 from slime_bridge.acceptance import Accepted, Rejected, RejectReason
 from slime_bridge.config import PolarSlimeConfig
+from slime_bridge.conversion.groups import SessionOutcome
 from slime_bridge.errors import ConfigError, FilterError
-from slime_bridge.group_conversion import SessionOutcome
-from slime_bridge.metric_inputs import is_rated, succeeded
+from slime_bridge.metrics.inputs import is_rated, succeeded
 
 __all__ = ["TrainerFilters"]
 

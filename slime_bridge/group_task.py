@@ -23,9 +23,9 @@ from slime_bridge._messages import prompt_to_instruction_text
 from slime_bridge.acceptance import Accepted, Rejected, judge
 from slime_bridge.collect import CollectedTask, CollectEvent, CollectEventKind, Collector, collect_task
 from slime_bridge.config import PolarSlimeConfig, render_instruction, render_task_payload
-from slime_bridge.group_conversion import GroupConversion, convert_group
+from slime_bridge.conversion.groups import GroupConversion, convert_group
 from slime_bridge.groups import Group
-from slime_bridge.journal_schema import EventLog
+from slime_bridge.journal.schema import EventLog
 from slime_bridge.protocol import MalformedSession, SessionResult, TaskRequest, decode_task_payload
 
 __all__ = ["GroupRunner", "JudgedGroup", "PromptGroup", "TaskBuilder"]

@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 
 from slime_bridge.acceptance import Accepted, Rejected, RejectReason
 from slime_bridge.config import PolarSlimeConfig
+from slime_bridge.conversion.groups import SessionOutcome
 from slime_bridge.errors import (
     CandidatePoolError,
     InfrastructureStreakError,
     NoTrainableTokensError,
     WorkerError,
 )
-from slime_bridge.group_conversion import SessionOutcome
 
 __all__ = ["HealthMonitor"]
 

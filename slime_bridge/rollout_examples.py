@@ -21,9 +21,9 @@ from typing import Any, Literal
 from slime_bridge import sample_view
 from slime_bridge._courtesy import Courtesy
 from slime_bridge.config import PolarSlimeConfig
-from slime_bridge.group_conversion import GroupConversion, SessionOutcome
-from slime_bridge.journal_files import encode_json
-from slime_bridge.metric_inputs import is_rated
+from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
+from slime_bridge.journal.files import encode_json
+from slime_bridge.metrics.inputs import is_rated
 from slime_bridge.session_record import redacted, session_record
 
 __all__ = ["Example", "RolloutExamples", "choose_examples", "example_path"]

@@ -14,8 +14,8 @@ from typing import Any
 
 from slime_bridge import sample_view
 from slime_bridge._courtesy import Courtesy
-from slime_bridge.journal_files import encode_json
-from slime_bridge.metric_catalogue import CATALOGUE
+from slime_bridge.journal.files import encode_json
+from slime_bridge.metrics.catalogue import CATALOGUE
 from slime_bridge.session_record import redacted, session_record
 
 __all__ = ["ARTIFACT_INTERVAL", "NullTracker", "Tracker", "WandbTracker", "longest_session", "step_axes"]

@@ -17,7 +17,7 @@ import pandas as pd
 from analysis.lab.dumps import read_dump, rollout_dump_path, train_dump_path
 from analysis.lab.rollout_stats import interval, sessions_of
 from analysis.lab.run_folder import RunFolder
-from slime_bridge.journal_reader import read_journal
+from slime_bridge.journal.reader import read_journal
 
 __all__ = ["advantage_frame", "lag_frame", "read_metrics", "rejection_frame", "reward_frame"]
 

@@ -17,7 +17,7 @@ from analysis.sources.journal_groups import GroupLife
 from analysis.sources.metric_rows import MetricsOf, add_metrics
 from analysis.sources.records import objects_of
 from analysis.sources.values import integer, json_text, mapping, moment, text
-from slime_bridge.journal_schema import SCHEMA_VERSION
+from slime_bridge.journal.schema import SCHEMA_VERSION
 
 __all__ = ["collect"]
 

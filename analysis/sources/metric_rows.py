@@ -10,7 +10,7 @@ from typing import Any
 
 from analysis.sources.base import Sink
 from analysis.sources.values import number, text
-from slime_bridge.metric_catalogue import CATALOGUE
+from slime_bridge.metrics.catalogue import CATALOGUE
 
 __all__ = ["MetricsOf", "add_metrics", "dataset_of", "unit_of"]
 

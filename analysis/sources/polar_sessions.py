@@ -29,7 +29,7 @@ from analysis.sources.session_cells import (
 from analysis.sources.token_stats import COUNTS, LOGPROB_SUMMARY, count_cells, logprob_columns
 from analysis.sources.values import json_text, mapping, text
 from slime_bridge.errors import ProtocolError
-from slime_bridge.turns import oldest_and_newest
+from slime_bridge.conversion.turns import oldest_and_newest
 
 __all__ = ["collect"]
 

@@ -26,7 +26,7 @@ from analysis.sources.token_stats import (
     packed,
 )
 from slime_bridge.protocol import SessionResult, Trace, decode_session_result
-from slime_bridge.turns import oldest_and_newest, read_turns
+from slime_bridge.conversion.turns import oldest_and_newest, read_turns
 
 __all__ = ["SessionView", "TraceView", "read_session"]
 

@@ -10,7 +10,7 @@ from analysis.sources.group_cells import number_cells
 from analysis.sources.records import objects_of
 from analysis.sources.sample_rows import SampleBatch, add_samples
 from analysis.sources.values import integer, json_text, mapping, moment, text
-from slime_bridge.journal_schema import SCHEMA_VERSION
+from slime_bridge.journal.schema import SCHEMA_VERSION
 
 __all__ = ["collect"]
 

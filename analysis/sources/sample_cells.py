@@ -20,8 +20,8 @@ from analysis.sources.token_stats import (
     tokens_digest,
 )
 from analysis.sources.values import boolean, integer, json_text, mapping, number, text
+from slime_bridge.conversion.turns import oldest_and_newest
 from slime_bridge.sample_view import is_placeholder, polar_metadata, trajectory_of
-from slime_bridge.turns import oldest_and_newest
 
 __all__ = ["own_cells", "reward_of", "sample_ids", "sample_tokens", "trainable_count", "version_cells"]
 

@@ -23,7 +23,7 @@ from analysis.sources.session_cells import (
 from analysis.sources.token_stats import SUMMARY, TraceTokens, summaries
 from analysis.sources.values import integer, json_text, mapping, moment, number, text
 from slime_bridge.sample_view import polar_metadata
-from slime_bridge.turns import oldest_and_newest
+from slime_bridge.conversion.turns import oldest_and_newest
 
 __all__ = ["SampleBatch", "add_samples"]
 

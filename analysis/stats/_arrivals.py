@@ -22,7 +22,7 @@ from analysis.stats._outcomes import outcomes_of, session_rows_of
 from analysis.stats._sessions import session_seconds
 from slime_bridge.acceptance import RejectReason
 from slime_bridge.config import PolarSlimeConfig
-from slime_bridge.group_conversion import SessionOutcome
+from slime_bridge.conversion.groups import SessionOutcome
 
 __all__ = ["Arrivals", "Job", "RecordedRollout", "recorded_arrivals"]
 

@@ -18,7 +18,7 @@ from analysis.stats._engine import Engine
 from slime_bridge.acceptance import Rejected, RejectReason, judge
 from slime_bridge.adapter import SessionReason
 from slime_bridge.config import PolarSlimeConfig
-from slime_bridge.group_conversion import GroupConversion, SessionOutcome
+from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
 from slime_bridge.groups import Delivery, Group
 from slime_bridge.scheduler import Scheduler
 

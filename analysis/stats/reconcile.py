@@ -25,8 +25,8 @@ from analysis.stats._columns import Floats, Ints, flags, floats, integers, nulla
 from analysis.stats._frames import Frames, as_frames, session_rows
 from analysis.stats._outcomes import outcomes_of, session_rows_of
 from analysis.stats._windows import Window, windows_of
-from slime_bridge.eval_results import EvalGroupResult, dataset_metrics, overall_metrics
-from slime_bridge.group_conversion import GroupConversion, SessionOutcome
+from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
+from slime_bridge.evaluation.results import EvalGroupResult, dataset_metrics, overall_metrics
 from slime_bridge.metrics import DecisionWindow, GroupFacts, find_metric, rollout_metrics
 
 __all__ = ["Reconciliation", "reconcile"]

@@ -31,8 +31,8 @@ from analysis.stats._replay_tables import Verdict, groups_frame, shift_frame, su
 from slime_bridge.acceptance import Rejected, RejectReason, judge, too_stale
 from slime_bridge.adapter import SessionReason
 from slime_bridge.config import PolarSlimeConfig
+from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
 from slime_bridge.filters import TrainerFilters
-from slime_bridge.group_conversion import GroupConversion, SessionOutcome
 
 __all__ = ["Replay", "ReplayedGroup", "all_correct", "all_wrong", "constant_rewards", "replay"]
 

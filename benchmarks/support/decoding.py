@@ -15,8 +15,8 @@ from support.plain_bridge import plain_decode, plain_samples
 from support.task_bodies import LARGE, TASK_MARK, task_body
 
 from slime_bridge import _slime
-from slime_bridge._config_types import PolarSlimeConfig
-from slime_bridge.group_conversion import convert_group
+from slime_bridge.config.types import PolarSlimeConfig
+from slime_bridge.conversion.groups import convert_group
 from slime_bridge.protocol import decode_task_payload
 
 

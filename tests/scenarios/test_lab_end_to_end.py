@@ -27,8 +27,8 @@ from analysis.lab.settings import LabSettings
 from analysis.lab.summary import Summary
 from slime_bridge._slime import sample_class
 from slime_bridge.config import resolve_polar_slime_config
-from slime_bridge.journal_audit import audit
-from slime_bridge.journal_reader import read_journal
+from slime_bridge.journal.audit import audit
+from slime_bridge.journal.reader import read_journal
 from slime_bridge.reward_post_process import post_process_rewards
 from slime_bridge.sample_view import is_placeholder, polar_metadata, trajectory_of
 

@@ -7,7 +7,7 @@ import pytest
 
 from slime_bridge.acceptance import PREDICATES, Accepted, Rejected, RejectReason, judge, too_stale
 from slime_bridge.config import PolarSlimeConfig
-from slime_bridge.group_conversion import GroupConversion, SessionOutcome
+from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
 
 
 def settings(fraction=0.0):

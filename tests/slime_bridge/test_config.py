@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_bridge import config as config_module
-from slime_bridge._config_keys import ENVIRONMENT_KEYS, KEYS, SLIME_KEYS
 from slime_bridge.config import (
     PolarSlimeConfig,
     check_polar_slime_config,
@@ -23,6 +22,7 @@ from slime_bridge.config import (
     resolve_polar_slime_config,
     resolve_reward_settings,
 )
+from slime_bridge.config.keys import ENVIRONMENT_KEYS, KEYS, SLIME_KEYS
 from slime_bridge.errors import ConfigError, TemplateError
 from slime_bridge.protocol import TaskRequest, encode_task_request
 

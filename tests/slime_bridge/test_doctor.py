@@ -22,13 +22,14 @@ from analysis.lab.polar_server.testing import (
     serve_polar,
 )
 from analysis.lab.router import Router
-from slime_bridge import _doctor_probe, doctor
-from slime_bridge._doctor_config import build_request, check_configuration, check_templates
-from slime_bridge._doctor_environment import check_slime, check_tracking, check_versions
-from slime_bridge._doctor_generation import TokenEvidence, read_evidence
-from slime_bridge._doctor_report import finding
+from slime_bridge import doctor
 from slime_bridge._launch import arguments, read_prompt_rows, synthetic_row
 from slime_bridge.doctor import Finding, Report, Severity, run_doctor
+from slime_bridge.doctor import probe as doctor_probe
+from slime_bridge.doctor.configuration import build_request, check_configuration, check_templates
+from slime_bridge.doctor.environment import check_slime, check_tracking, check_versions
+from slime_bridge.doctor.generation import TokenEvidence, read_evidence
+from slime_bridge.doctor.report import finding
 from tests.contracts.slime_runs import needs_slime, slime_dir
 from tests.slime_bridge.doctor_peers import args_for, serve_engine
 
@@ -39,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):
     monkeypatch.delenv("POLAR_CONTROL_PLANE_TOKEN", raising=False)
-    monkeypatch.setattr(_doctor_probe, "_CALLBACK_GRACE", 0.5)
+    monkeypatch.setattr(doctor_probe, "_CALLBACK_GRACE", 0.5)
 
 
 def run(polar, **changes):
@@ -576,7 +577,7 @@ class TestEnvironment:
     def test_real_slime_is_recognised(self):
         """With the checkout on the path: its place, its trajectory key, and its adapter's state."""
         code = (
-            "from slime_bridge._doctor_environment import check_slime\n"
+            "from slime_bridge.doctor.environment import check_slime\n"
             "for item in check_slime(): print(item.severity, item.summary, item.evidence)\n"
         )
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{slime_dir()}"}
@@ -601,7 +602,7 @@ class TestEnvironment:
                 return versions[name]
             return "99.0"
 
-        monkeypatch.setattr("slime_bridge._doctor_environment.metadata.version", version)
+        monkeypatch.setattr("slime_bridge.doctor.environment.metadata.version", version)
         found = check_versions()
         assert ["msgspec" in item.summary for item in found if item.severity is Severity.ERROR] == [True]
         assert ["numpy<2" in item.fix for item in found if item.severity is Severity.WARNING] == [True]
@@ -621,7 +622,7 @@ class TestEnvironment:
         """Each trap of Slime's W&B start is named with the flag that avoids it."""
         monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
         monkeypatch.delenv("WANDB_MODE", raising=False)
-        monkeypatch.setattr("slime_bridge._doctor_environment.metadata.version", lambda name: "0.31.0")
+        monkeypatch.setattr("slime_bridge.doctor.environment.metadata.version", lambda name: "0.31.0")
         found = check_tracking(arguments(keys))
         problems = [item.summary for item in found if item.severity is not Severity.OK]
         assert len(problems) == len(words)
@@ -632,7 +633,7 @@ class TestEnvironment:
         """Online without any key is a warning that names where to put it."""
         monkeypatch.delenv("WANDB_API_KEY", raising=False)
         monkeypatch.delenv("WANDB_MODE", raising=False)
-        monkeypatch.setattr("slime_bridge._doctor_environment.metadata.version", lambda name: "0.20.0")
+        monkeypatch.setattr("slime_bridge.doctor.environment.metadata.version", lambda name: "0.20.0")
         [found] = check_tracking(arguments({"use_wandb": True, "wandb_group": "g"}))
         assert found.severity is Severity.WARNING
         assert "runtime_env" in found.fix

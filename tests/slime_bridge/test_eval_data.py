@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slime_bridge.errors import EvaluationError
-from slime_bridge.eval_data import EvalDataset, load_prompts, resolve_eval_datasets
+from slime_bridge.evaluation.data import EvalDataset, load_prompts, resolve_eval_datasets
 
 
 def _write(path: Path, rows: list[Any]) -> str:

@@ -8,11 +8,11 @@ import pytest
 from analysis.lab.polar_server.testing import FaultScript, SessionProfile, serve_polar
 from slime_bridge.acceptance import Accepted, Rejected, RejectReason
 from slime_bridge.config import resolve_polar_slime_config
+from slime_bridge.conversion.groups import SessionOutcome
 from slime_bridge.errors import ConfigError, FilterError
 from slime_bridge.filters import TrainerFilters
-from slime_bridge.group_conversion import SessionOutcome
 from slime_bridge.health import HealthMonitor
-from slime_bridge.journal_audit import audit
+from slime_bridge.journal.audit import audit
 from slime_bridge.rollout import generate_rollout_polar_async, stop_global_worker
 from tests.slime_bridge import trainer_hooks
 from tests.slime_bridge.rollouts import Source, group_indices, make_args, running

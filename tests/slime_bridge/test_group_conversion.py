@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from slime_bridge._stand_in import Sample
+from slime_bridge.conversion.groups import SessionOutcome, conversion_options, convert_group, mark_delivered
 from slime_bridge.errors import DataSourceError, MissingRewardError
-from slime_bridge.group_conversion import SessionOutcome, conversion_options, convert_group, mark_delivered
 from slime_bridge.protocol import (
     MalformedSession,
     SessionResult,

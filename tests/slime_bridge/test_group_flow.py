@@ -7,6 +7,7 @@ import pytest
 
 from slime_bridge.acceptance import Accepted, Rejected, RejectReason
 from slime_bridge.config import resolve_polar_slime_config
+from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
 from slime_bridge.errors import (
     ConservationError,
     InfrastructureError,
@@ -16,11 +17,10 @@ from slime_bridge.errors import (
     TaskFailedError,
     TemplateError,
 )
-from slime_bridge.group_conversion import GroupConversion, SessionOutcome
 from slime_bridge.group_flow import GroupFlow, failure_reason
 from slime_bridge.group_task import JudgedGroup
 from slime_bridge.groups import GroupState
-from slime_bridge.journal_schema import EVENTS, EventLog
+from slime_bridge.journal.schema import EVENTS, EventLog
 from tests.slime_bridge.rollouts import Source, make_args
 
 

@@ -11,7 +11,7 @@ from slime_bridge.config import resolve_polar_slime_config
 from slime_bridge.errors import ProtocolError, TemplateError
 from slime_bridge.group_task import GroupRunner, TaskBuilder, _gather
 from slime_bridge.groups import Group
-from slime_bridge.journal_schema import EventLog
+from slime_bridge.journal.schema import EventLog
 from tests.slime_bridge.rollouts import Source, make_args
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from slime_bridge.acceptance import Rejected, RejectReason
 from slime_bridge.config import PolarSlimeConfig
+from slime_bridge.conversion.groups import SessionOutcome
 from slime_bridge.errors import CandidatePoolError, InfrastructureStreakError, NoTrainableTokensError
-from slime_bridge.group_conversion import SessionOutcome
 from slime_bridge.health import HealthMonitor
 
 

@@ -25,8 +25,8 @@ from slime_bridge.journal import (
     prompt_fields,
     read_journal,
 )
-from slime_bridge.journal_files import LineFile, encode_json
-from slime_bridge.journal_schema import ENVELOPE, EVENTS
+from slime_bridge.journal.files import LineFile, encode_json
+from slime_bridge.journal.schema import ENVELOPE, EVENTS
 
 
 def _records(path: Path) -> list[dict[str, Any]]:

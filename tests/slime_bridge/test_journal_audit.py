@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_bridge.journal import Journal, audit, read_journal
-from slime_bridge.journal_audit import JournalAuditor, Rule
-from slime_bridge.journal_schema import EVENTS, SCHEMA_VERSION
+from slime_bridge.journal.audit import JournalAuditor, Rule
+from slime_bridge.journal.schema import EVENTS, SCHEMA_VERSION
 
 Record = dict[str, Any]
 

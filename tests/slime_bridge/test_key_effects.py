@@ -20,7 +20,7 @@ from analysis.lab.polar_server.testing import (
     serve_polar,
 )
 from slime_bridge import capabilities, config
-from slime_bridge._config_keys import ENVIRONMENT_KEYS, KEYS, SLIME_KEYS
+from slime_bridge.config.keys import ENVIRONMENT_KEYS, KEYS, SLIME_KEYS
 from slime_bridge.data_source import CeilEpochRolloutDataSourceWithBuffer
 from slime_bridge.errors import (
     CallbackBindError,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slime_bridge.acceptance import RejectReason
 from slime_bridge.callbacks import CallbackKind
-from slime_bridge.group_conversion import SessionOutcome
+from slime_bridge.conversion.groups import SessionOutcome
 from slime_bridge.groups import SchedulerCounts
 from slime_bridge.ledger import Ledger
 from slime_bridge.metrics import (

@@ -14,7 +14,7 @@ import pytest
 
 from analysis.lab.polar_server.testing import Fault, FaultScript, SessionProfile, serve_polar
 from slime_bridge.config import resolve_polar_slime_config
-from slime_bridge.group_conversion import GroupConversion, SessionOutcome
+from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
 from slime_bridge.rollout import generate_rollout_polar_async, stop_global_worker
 from slime_bridge.rollout_examples import RolloutExamples, choose_examples, example_path
 from tests.slime_bridge.rollouts import Source, make_args

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime_bridge.conversion.trace_tokens import checked_logprobs, checked_mask, joined_ids, trainable_spans
 from slime_bridge.errors import ConversionError, RolloutLogprobError
-from slime_bridge.trace_tokens import checked_logprobs, checked_mask, joined_ids, trainable_spans
 
 
 class TestIds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_bridge.turns import oldest_and_newest, read_turns
+from slime_bridge.conversion.turns import oldest_and_newest, read_turns
 
 FLAGS = bytes([1, 1, 0, 1, 0, 0, 1, 1])
 SPANS = ((0, 2), (3, 4), (6, 8))

@@ -3,7 +3,7 @@
 import math
 
 from slime_bridge.acceptance import Accepted
-from slime_bridge.group_conversion import GroupConversion, SessionOutcome
+from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
 from slime_bridge.group_task import JudgedGroup
 from slime_bridge.groups import Delivery, Group
 from slime_bridge.window import RolloutWindow, delivered_facts

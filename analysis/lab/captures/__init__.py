@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from slime_bridge.acceptance import Rejected, judge
 from slime_bridge.adapter import session_result_to_samples
 from slime_bridge.config import PolarSlimeConfig
-from slime_bridge.group_conversion import convert_group
+from slime_bridge.conversion.groups import convert_group
 from slime_bridge.protocol import decode_session_result
 from slime_bridge.sample_view import is_placeholder, trainable_tokens
 

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.sources.base import SourceKind
 from slime_bridge.journal import Journal
-from slime_bridge.journal_schema import EVENTS, SCHEMA_VERSION
+from slime_bridge.journal.schema import EVENTS, SCHEMA_VERSION
 from tests.analysis.sources.source_files import frame, read, rows, sample, whats, write_lines
 
 JOURNAL = SourceKind.JOURNAL

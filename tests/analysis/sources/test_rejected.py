@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from analysis.sources.base import SourceKind
-from slime_bridge.journal_schema import SCHEMA_VERSION
+from slime_bridge.journal.schema import SCHEMA_VERSION
 from tests.analysis.sources.source_files import read, rows, sample, whats, write_lines
 
 REJECTED = SourceKind.REJECTED

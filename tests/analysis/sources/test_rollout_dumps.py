@@ -18,7 +18,7 @@ from analysis.sources.base import SourceFile, SourceKind
 from analysis.sources.registry import read_files
 from slime_bridge._stand_in import Sample
 from slime_bridge.adapter import session_result_to_samples
-from slime_bridge.group_conversion import mark_delivered
+from slime_bridge.conversion.groups import mark_delivered
 from slime_bridge.protocol import decode_session_result
 from tests.analysis import pickle_corpus as corpus
 from tests.analysis.sources.source_files import CAPTURES, read, rows, sample, session, trace, whats

@@ -13,8 +13,8 @@ from analysis.errors import StatsError
 from analysis.stats._config import polar_config
 from analysis.stats.rejections import all_correct, all_wrong, constant_rewards, replay
 from slime_bridge.acceptance import Accepted, judge, too_stale
+from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
 from slime_bridge.filters import TrainerFilters
-from slime_bridge.group_conversion import GroupConversion, SessionOutcome
 from tests.analysis.stats.builder import RunBuilder, same, untouched
 
 FRACTION = 0.6

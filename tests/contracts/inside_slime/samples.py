@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from slime_bridge._slime import sample_class
-from slime_bridge.group_conversion import convert_group, mark_delivered
+from slime_bridge.conversion.groups import convert_group, mark_delivered
 from slime_bridge.protocol import (
     MalformedSession,
     SessionResult,

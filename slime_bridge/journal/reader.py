@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_bridge.errors import JournalError
-from slime_bridge.journal_schema import SCHEMA_VERSION
+from slime_bridge.journal.schema import SCHEMA_VERSION
 
 __all__ = ["JournalProblem", "read_journal"]
 

@@ -1,7 +1,7 @@
 """Append-only event log of a run, written by its own thread so that it can neither stop nor slow training.
 
 A folder holds ``journal.jsonl``, one record per line, and ``rejected.jsonl``, one rejected group with its
-samples per line. The events and their fields stand in `slime_bridge.journal_schema`.
+samples per line. The events and their fields stand in `slime_bridge.journal.schema`.
 
 Decisions:
 
@@ -37,10 +37,10 @@ from pathlib import Path
 from typing import Any
 
 from slime_bridge.errors import JournalError
-from slime_bridge.journal_audit import JournalAuditor, Violation, audit
-from slime_bridge.journal_files import LineFile, encode_json, open_pair, prompt_fields
-from slime_bridge.journal_reader import JournalProblem, read_journal
-from slime_bridge.journal_schema import SCHEMA_VERSION, EventLog, NullJournal
+from slime_bridge.journal.audit import JournalAuditor, Violation, audit
+from slime_bridge.journal.files import LineFile, encode_json, open_pair, prompt_fields
+from slime_bridge.journal.reader import JournalProblem, read_journal
+from slime_bridge.journal.schema import SCHEMA_VERSION, EventLog, NullJournal
 
 __all__ = [
     "EventLog",

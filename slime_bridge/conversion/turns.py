@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_bridge.trace_tokens import trainable_spans
+from slime_bridge.conversion.trace_tokens import trainable_spans
 
 __all__ = ["Turn", "TurnReport", "WeightSpan", "oldest_and_newest", "read_turns"]
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from slime_bridge import _slime
 from slime_bridge._messages import messages_to_text
-from slime_bridge.conversion_types import ConversionOptions, SampleIdentity, SessionConversion, SessionReason
+from slime_bridge.conversion.trace_tokens import checked_logprobs, checked_mask, joined_ids
+from slime_bridge.conversion.turns import TurnReport, read_turns
+from slime_bridge.conversion.types import ConversionOptions, SampleIdentity, SessionConversion, SessionReason
 from slime_bridge.errors import MissingRewardError, RolloutLogprobError
 from slime_bridge.protocol import SessionResult, SessionStatus, Trace
-from slime_bridge.trace_tokens import checked_logprobs, checked_mask, joined_ids
-from slime_bridge.turns import TurnReport, read_turns
 
 __all__ = ["TraceBuilder", "new_sample", "polar_metadata", "session_standing", "stamp"]
 

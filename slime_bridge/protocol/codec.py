@@ -18,7 +18,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from slime_bridge import _json
-from slime_bridge._result_types import (
+from slime_bridge.errors import ProtocolError
+from slime_bridge.protocol.results import (
     MalformedSession,
     SessionResult,
     SessionStatus,
@@ -29,7 +30,7 @@ from slime_bridge._result_types import (
     is_terminal,
     task_is_over,
 )
-from slime_bridge._server_types import (
+from slime_bridge.protocol.server import (
     NodeInfo,
     ServerStatus,
     SubmitReceipt,
@@ -39,15 +40,14 @@ from slime_bridge._server_types import (
     decode_submit_receipt,
     decode_task_list,
 )
-from slime_bridge._session_repair import repair_session
-from slime_bridge._task_request import (
+from slime_bridge.protocol.session_repair import repair_session
+from slime_bridge.protocol.task_request import (
     TASK_ID_PATTERN,
     TaskRequest,
     encode_task_request,
     safe_task_id,
     validate_task_id,
 )
-from slime_bridge.errors import ProtocolError
 
 __all__ = [
     "TASK_ID_PATTERN",

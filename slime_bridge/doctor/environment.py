@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_bridge import __version__, _slime
-from slime_bridge._doctor_report import Finding, Severity, finding
+from slime_bridge.doctor.report import Finding, Severity, finding
 from slime_bridge.errors import PatchRefusedError
 from slime_bridge.patch_slime import PatchState, check_patch
 

@@ -27,19 +27,31 @@ class TaskSettings(Protocol):
     """What rendering needs of a configuration."""
 
     @property
-    def task_template(self) -> dict[str, Any]: ...
-    @property
-    def task_id_template(self) -> str: ...
-    @property
-    def instruction_template(self) -> str | None: ...
-    @property
-    def task_timeout_floor(self) -> float | None: ...
-    @property
-    def train_agent_timeout(self) -> float | None: ...
-    @property
-    def eval_agent_timeout(self) -> float | None: ...
+    def task_template(self) -> dict[str, Any]:
+        """`polar_task_template`, before rendering."""
 
-    def early_stop_min_usable_sessions(self, sessions: int) -> int | None: ...
+    @property
+    def task_id_template(self) -> str:
+        """`polar_task_id_template`."""
+
+    @property
+    def instruction_template(self) -> str | None:
+        """`polar_instruction_template`; None: the prompt's text."""
+
+    @property
+    def task_timeout_floor(self) -> float | None:
+        """`polar_task_timeout_floor`, s."""
+
+    @property
+    def train_agent_timeout(self) -> float | None:
+        """`polar_train_agent_timeout`, s."""
+
+    @property
+    def eval_agent_timeout(self) -> float | None:
+        """`polar_eval_agent_timeout`, s."""
+
+    def early_stop_min_usable_sessions(self, sessions: int) -> int | None:
+        """How many usable of `sessions` end a task early; None: it waits for all."""
 
 
 def render_instruction(

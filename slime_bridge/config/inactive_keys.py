@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from slime_bridge._config_types import PolarSlimeConfig
+from slime_bridge.config.types import PolarSlimeConfig
 
 __all__ = ["keys_without_effect"]
 

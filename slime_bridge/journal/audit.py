@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from slime_bridge.journal_schema import ENVELOPE, EVENTS, TERMINAL_EVENTS
+from slime_bridge.journal.schema import ENVELOPE, EVENTS, TERMINAL_EVENTS
 
 __all__ = ["JournalAuditor", "Rule", "Violation", "audit"]
 

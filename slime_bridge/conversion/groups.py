@@ -27,10 +27,10 @@ from slime_bridge.adapter import (
     placeholder_sample,
     was_early_stopped,
 )
+from slime_bridge.conversion.trace_samples import session_standing, stamp
 from slime_bridge.errors import ConversionError, DataSourceError, MissingRewardError, RolloutLogprobError
 from slime_bridge.protocol import MalformedSession, SessionResult, SessionStatus, SessionTiming
 from slime_bridge.sample_view import is_placeholder
-from slime_bridge.trace_samples import session_standing, stamp
 
 if TYPE_CHECKING:
     from slime_bridge.config import PolarSlimeConfig

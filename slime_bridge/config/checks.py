@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from urllib.parse import urlsplit
 
-from slime_bridge._config_types import PolarSlimeConfig
+from slime_bridge.config.types import PolarSlimeConfig
 
 __all__ = ["contradictions", "derived_limits"]
 

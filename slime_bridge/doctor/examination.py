@@ -14,16 +14,16 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from slime_bridge._doctor_config import check_configuration, check_templates
-from slime_bridge._doctor_environment import check_slime, check_tracking, check_versions
-from slime_bridge._doctor_generation import check_generation
-from slime_bridge._doctor_http import Web
-from slime_bridge._doctor_probe import check_probe
-from slime_bridge._doctor_report import Finding, Report, Severity, finding
-from slime_bridge._doctor_server import check_gateways, check_router, check_server
 from slime_bridge._launch import PromptRow, read_prompt_rows, synthetic_row
 from slime_bridge.client import PolarClient
 from slime_bridge.config import PolarSlimeConfig
+from slime_bridge.doctor.configuration import check_configuration, check_templates
+from slime_bridge.doctor.environment import check_slime, check_tracking, check_versions
+from slime_bridge.doctor.generation import check_generation
+from slime_bridge.doctor.http import Web
+from slime_bridge.doctor.probe import check_probe
+from slime_bridge.doctor.report import Finding, Report, Severity, finding
+from slime_bridge.doctor.server import check_gateways, check_router, check_server
 from slime_bridge.errors import BridgeError, ConfigError
 from slime_bridge.loop_thread import LoopThread, first_cause
 

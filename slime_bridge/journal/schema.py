@@ -1,7 +1,7 @@
 """The journal's interface: its events and their fields as data, and the log that keeps nothing.
 
 It knows nothing of files or threads. `slime_bridge.journal` writes and reads these records, and
-`slime_bridge.journal_audit` proves conservation from them.
+`slime_bridge.journal.audit` proves conservation from them.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class EventLog:
         Parameters
         ----------
         event
-            A name from `slime_bridge.journal_schema.EVENTS`.
+            A name from `slime_bridge.journal.schema.EVENTS`.
         **fields
             The event's fields. They are encoded before the call returns, so the caller may change them
             afterwards.

@@ -14,8 +14,8 @@ from itertools import groupby
 from typing import Any
 
 from slime_bridge import sample_view
-from slime_bridge.group_conversion import GroupConversion, SessionOutcome
-from slime_bridge.metric_inputs import SUCCESS_REWARD, finite, mean, pass_at_k, ratio
+from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
+from slime_bridge.metrics.inputs import SUCCESS_REWARD, finite, mean, pass_at_k, ratio
 
 __all__ = ["EvalGroupResult", "dataset_block", "dataset_metrics", "overall_metrics", "weight_versions"]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_bridge._doctor_http import Web
-from slime_bridge._doctor_report import Finding, Severity, finding
-from slime_bridge._doctor_server import Gateway
+from slime_bridge.doctor.http import Web
+from slime_bridge.doctor.report import Finding, Severity, finding
+from slime_bridge.doctor.server import Gateway
 from slime_bridge.errors import BridgeError
 
 __all__ = ["NO_IDS_FIX", "NO_VERSION_FIX", "TokenEvidence", "check_generation", "read_evidence"]

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_bridge._doctor_http import Web
-from slime_bridge._doctor_report import Finding, Severity, counted, finding
 from slime_bridge.capabilities import FEATURES, ServerFeatures, configured_features, read_features
 from slime_bridge.client import PolarClient
 from slime_bridge.config import PolarSlimeConfig, resolve_sglang_router_base_url
+from slime_bridge.doctor.http import Web
+from slime_bridge.doctor.report import Finding, Severity, counted, finding
 from slime_bridge.errors import BridgeError, ConfigError, TransportError
 from slime_bridge.protocol import NodeInfo
 

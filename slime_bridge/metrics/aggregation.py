@@ -20,8 +20,8 @@ from functools import lru_cache
 from typing import Any
 
 from slime_bridge.groups import SchedulerCounts
-from slime_bridge.metric_catalogue import CATALOGUE, SECTIONS, Direction, Metric
-from slime_bridge.metric_inputs import (
+from slime_bridge.metrics.catalogue import CATALOGUE, SECTIONS, Direction, Metric
+from slime_bridge.metrics.inputs import (
     SUCCESS_REWARD,
     DecisionWindow,
     GroupFacts,
@@ -314,7 +314,7 @@ def undocumented(names: Iterable[str]) -> list[str]:
 
 def render_catalogue() -> str:
     """Render the catalogue as Markdown."""
-    lines = ["# Metrics", "", "Generated from the catalogue in `slime_bridge.metric_catalogue`.", ""]
+    lines = ["# Metrics", "", "Generated from the catalogue in `slime_bridge.metrics.catalogue`.", ""]
     for title, metrics in SECTIONS:
         lines += [f"## {title}", "", "| name | unit | definition | better |", "|---|---|---|---|"]
         lines += [f"| `{m.name}` | {m.unit} | {m.definition} | {m.better} |" for m in metrics]

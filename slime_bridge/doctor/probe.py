@@ -11,15 +11,15 @@ from typing import Any
 import anyio
 import msgspec
 
-from slime_bridge._doctor_config import build_request
-from slime_bridge._doctor_generation import NO_IDS_FIX, NO_VERSION_FIX
-from slime_bridge._doctor_report import Finding, Severity, counted, finding
 from slime_bridge.callbacks import CallbackHandle, CallbackListener
 from slime_bridge.client import PolarClient
 from slime_bridge.config import PolarSlimeConfig
-from slime_bridge.conversion_types import SessionReason
+from slime_bridge.conversion.groups import SessionOutcome, convert_group
+from slime_bridge.conversion.types import SessionReason
+from slime_bridge.doctor.configuration import build_request
+from slime_bridge.doctor.generation import NO_IDS_FIX, NO_VERSION_FIX
+from slime_bridge.doctor.report import Finding, Severity, counted, finding
 from slime_bridge.errors import BridgeError, CallbackBindError, SubmitRejectedError, TaskConflictError
-from slime_bridge.group_conversion import SessionOutcome, convert_group
 from slime_bridge.protocol import TaskPayload, decode_task_payload, encode_task_request, task_is_over
 
 __all__ = ["check_probe"]

@@ -27,17 +27,17 @@ from slime_bridge.capabilities import Capabilities
 from slime_bridge.client import PolarClient, connection_limits
 from slime_bridge.collect import Collector, collect_task
 from slime_bridge.config import PolarSlimeConfig, resolve_polar_slime_config
+from slime_bridge.conversion.groups import convert_group
 from slime_bridge.errors import BridgeError, CallbackBindError, ProtocolError, TaskFailedError
-from slime_bridge.eval_gate import SessionGate, SessionSlots
-from slime_bridge.eval_plan import EvalGroup, plan_evaluation
-from slime_bridge.eval_results import (
+from slime_bridge.evaluation.gate import SessionGate, SessionSlots
+from slime_bridge.evaluation.plan import EvalGroup, plan_evaluation
+from slime_bridge.evaluation.results import (
     EvalGroupResult,
     dataset_block,
     dataset_metrics,
     overall_metrics,
     weight_versions,
 )
-from slime_bridge.group_conversion import convert_group
 from slime_bridge.journal import EventLog, NullJournal
 from slime_bridge.loop_thread import LoopThread
 from slime_bridge.protocol import TaskRequest, decode_task_payload
@@ -83,7 +83,7 @@ def run_evaluation(
     Returns
     -------
     data : dict
-        Per dataset the block that Slime logs and dumps; see `slime_bridge.eval_results.dataset_block`.
+        Per dataset the block that Slime logs and dumps; see `slime_bridge.evaluation.results.dataset_block`.
     metrics : dict
         Finite floats under ``polar/eval/``.
 

@@ -15,12 +15,12 @@ from functools import lru_cache
 from typing import Any
 
 from slime_bridge import _parsing as parse
-from slime_bridge._config_checks import contradictions, derived_limits
-from slime_bridge._config_keys import ENVIRONMENT_KEYS, KEYS, SLIME_KEYS, Key
-from slime_bridge._config_types import BarrierSettings, PolarSlimeConfig, RewardSettings
-from slime_bridge._inactive_keys import keys_without_effect
 from slime_bridge._router_url import resolve_sglang_router_base_url
-from slime_bridge._task_payload import render_instruction, render_task_payload
+from slime_bridge.config.checks import contradictions, derived_limits
+from slime_bridge.config.inactive_keys import keys_without_effect
+from slime_bridge.config.keys import ENVIRONMENT_KEYS, KEYS, SLIME_KEYS, Key
+from slime_bridge.config.task_payload import render_instruction, render_task_payload
+from slime_bridge.config.types import BarrierSettings, PolarSlimeConfig, RewardSettings
 from slime_bridge.errors import ConfigError
 from slime_bridge.redaction import redact
 from slime_bridge.topology import render_topology_template, resolve_rollout_url

@@ -12,8 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slime_bridge._config_checks import derived_limits
-from slime_bridge._doctor_report import Finding, Severity, counted, finding
 from slime_bridge._launch import PromptRow
 from slime_bridge._messages import prompt_to_instruction_text
 from slime_bridge.config import (
@@ -22,6 +20,8 @@ from slime_bridge.config import (
     render_instruction,
     render_task_payload,
 )
+from slime_bridge.config.checks import derived_limits
+from slime_bridge.doctor.report import Finding, Severity, counted, finding
 from slime_bridge.errors import BridgeError, ConfigError
 from slime_bridge.filters import TrainerFilters
 from slime_bridge.protocol import TaskRequest, encode_task_request

@@ -22,7 +22,7 @@ from slime_bridge import _slime
 from slime_bridge._messages import prompt_to_instruction_text
 from slime_bridge.config import PolarSlimeConfig, render_instruction, render_task_payload
 from slime_bridge.errors import EvaluationError
-from slime_bridge.eval_data import EvalDataset, load_prompts, resolve_eval_datasets
+from slime_bridge.evaluation.data import EvalDataset, load_prompts, resolve_eval_datasets
 from slime_bridge.protocol import TaskRequest
 
 __all__ = ["EvalGroup", "plan_evaluation"]

@@ -28,7 +28,7 @@ SUCCESS_REWARD = 1.0
 
 
 class SessionFacts(Protocol):
-    """What the metrics read of a session; `slime_bridge.group_conversion.SessionOutcome` has it."""
+    """What the metrics read of a session; `slime_bridge.conversion.groups.SessionOutcome` has it."""
 
     @property
     def status(self) -> str:
