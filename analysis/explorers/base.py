@@ -20,6 +20,7 @@ import pandas as pd
 import traitlets
 from markupsafe import Markup, escape
 
+from analysis.explorers.assets import styles
 from analysis.explorers.cells import cell_name
 from analysis.explorers.state import SelectionState
 
@@ -102,7 +103,12 @@ class Explorer:
         except BaseException:
             self.close()
             raise
-        self.widget: W.DOMWidget = W.VBox([self._errors, shown])
+        # A part is inside a whole that brings the styles.
+        style = (
+            [] if part_of is not None else [W.HTML(f"<style>{styles()}</style>", layout={"display": "none"})]
+        )
+        self.widget: W.DOMWidget = W.VBox([*style, self._errors, shown])
+        self.widget.add_class("wb")
         self.widget.add_class("wb-explorer")
         if before is not None:
             self.guarded(self.restore_view, "restore")(before["view"])
@@ -135,8 +141,8 @@ class Explorer:
 
     # For subclasses
 
-    def _build(self, **options: Any) -> W.DOMWidget:
-        """Make the widgets, and return the one to show."""
+    def _build(self, *nothing: Any, **options: Any) -> W.DOMWidget:
+        """Make the widgets, and return the one to show; takes options by name."""
         raise NotImplementedError
 
     def view(self) -> dict[str, Any]:
