@@ -17,9 +17,9 @@ from collections.abc import Callable
 from types import TracebackType
 
 import anyio
-import anyio.lowlevel
 import h11
 
+from slime_bridge._acceptor import Acceptor
 from slime_bridge._addresses import advertisable_host, bind_hint, bind_sockets, bracketed, without_brackets
 from slime_bridge._callback_http import BodyTooLargeError, ConnectionCutError, HttpExchange, Limits
 from slime_bridge._task_head import leading_task_id, starts_like_object
@@ -35,7 +35,6 @@ MAX_BODY_BYTES = 1 << 30
 _TOKEN_BYTES = 24
 _CLOSED_TOKENS_KEPT = 4096
 _CLOSE_SECONDS = 0.8
-_BACKLOG = 1024
 _BUFFER_BYTES = 256 * 1024
 
 
@@ -199,9 +198,9 @@ class CallbackListener:
         self._handles: dict[str, CallbackHandle] = {}
         self._closed_tokens: OrderedDict[str, CallbackKind] = OrderedDict()
         self._counter: Counter[CallbackKind] = Counter()
-        self._servers: list[asyncio.Server] = []
+        self._acceptor: Acceptor | None = None
         self._port: int | None = None
-        self._connections: dict[asyncio.Task[None], HttpExchange] = {}
+        self._exchanges: set[HttpExchange] = set()
 
     @property
     def address(self) -> str:
@@ -226,7 +225,7 @@ class CallbackListener:
         CallbackBindError
             If the listener is not listening: no address would lead to it.
         """
-        if not self._servers:
+        if self._acceptor is None:
             raise CallbackBindError(f"no callback address for task {task_id}: the listener is not listening")
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         handle = CallbackHandle(self, task_id, token, f"http://{self.address}/{self._secret}/{token}")
@@ -252,62 +251,48 @@ class CallbackListener:
         CallbackBindError
             If the address cannot be bound; the message says which, why and what to change.
         """
-        if self._servers:
+        if self._acceptor is not None:
             return
         try:
             sockets = await bind_sockets(self._bind_host, self._wanted_port)
+            port = sockets[0].getsockname()[1]
+            self._acceptor = Acceptor(sockets, self._serve, buffer_bytes=_BUFFER_BYTES)
         except OSError as exc:
             raise CallbackBindError(
                 f"cannot listen for Polar's callbacks on {bracketed(self._bind_host)}:{self._wanted_port}: "
                 f"{exc.strerror or exc}; {bind_hint(exc)}"
             ) from exc
-        for sock in sockets:
-            server = await asyncio.start_server(self._serve, sock=sock, backlog=_BACKLOG, limit=_BUFFER_BYTES)
-            self._servers.append(server)
-        self._port = sockets[0].getsockname()[1]
+        self._port = port
         logger.info("Listening for callbacks on %s, advertised as http://%s", self._bind_host, self.address)
 
     async def close(self) -> None:
         """Close the listener and every open connection within a second; idempotent."""
-        servers, self._servers = self._servers, []
-        for server in servers:
-            server.close()
-        for task, exchange in list(self._connections.items()):
-            exchange.abort()
-            task.cancel()
+        acceptor, self._acceptor = self._acceptor, None
         self._port = None
-        with anyio.CancelScope(shield=True):
-            if self._connections:
-                await asyncio.wait(list(self._connections), timeout=_CLOSE_SECONDS)
-            # Transports let go of their sockets one loop iteration after they were aborted.
-            await anyio.lowlevel.checkpoint()
+        if acceptor is not None:
+            await acceptor.close(_CLOSE_SECONDS)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Own one connection from its first byte to its end."""
         exchange = HttpExchange(reader, writer, self._limits)
-        task = asyncio.current_task()
-        if task is None or not self._servers or len(self._connections) >= self._max_connections:
+        if len(self._exchanges) >= self._max_connections:
             self._count(CallbackKind.REFUSED, "too many connections")
             exchange.abort()
             return
-        self._connections[task] = exchange
+        self._exchanges.add(exchange)
         try:
             with anyio.move_on_after(self._limits.request_timeout) as scope:
                 await self._answer(exchange)
             if scope.cancelled_caught:
                 self._count(CallbackKind.SLOW, "no complete request in time")
             await exchange.finish()
-        except asyncio.CancelledError:
-            # Only the end of the listener or the loop cancels this task; streams of some Python versions
-            # report a cancelled connection task as a failure.
-            logger.debug("A callback connection was open when the listener closed")
         except Exception:
             # Nobody awaits this task: without the log line a bug here would be a callback that silently got
             # lost.
             logger.exception("Serving a callback connection failed")
         finally:
             exchange.abort()
-            del self._connections[task]
+            self._exchanges.discard(exchange)
 
     async def _answer(self, exchange: HttpExchange) -> None:
         """Read one request, decide, answer; every outcome is counted."""

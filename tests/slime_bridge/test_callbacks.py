@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
 import socket
+import warnings
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +15,7 @@ import anyio
 import httpx
 import pytest
 
+from slime_bridge._addresses import bind_sockets
 from slime_bridge.callbacks import CallbackHandle, CallbackKind, CallbackListener
 from slime_bridge.errors import CallbackBindError, ConfigError
 from tests.slime_bridge.loops import run_real
@@ -633,6 +636,56 @@ class TestLife:
 
         run_real(main())
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+    def test_connections_that_just_arrived_are_closed(self) -> None:
+        """Whatever point of its acceptance a connection has reached, no socket is left to the collector."""
+
+        async def main(iterations: int) -> None:
+            listener = CallbackListener("127.0.0.1")
+            await listener.start()
+            handle = listener.register("t-1")
+            clients = [socket.create_connection(("127.0.0.1", listener.port or 0)) for _ in range(3)]
+            clients[0].sendall(_head(handle, length=1000) + b"{")
+            clients[1].sendall(_head(handle, length=2) + b"{}")
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+            await listener.close()
+            for client in clients:
+                client.settimeout(20)
+                try:
+                    while client.recv(1000):
+                        pass
+                except ConnectionResetError:
+                    pass
+                client.close()
+
+        gc.collect()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for iterations in range(10):
+                run_real(main(iterations))
+            gc.collect()
+        assert [str(warning.message) for warning in caught] == []
+
+    def test_port_that_somebody_else_listens_on_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two may bind one port before either listens; the second to listen is told as if it were bound."""
+
+        async def main() -> None:
+            with socket.socket() as other:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                other.bind(("127.0.0.1", 0))
+                port = other.getsockname()[1]
+
+                async def bind_then_lose(host: str, port: int) -> list[socket.socket]:
+                    bound = await bind_sockets(host, port)
+                    other.listen()
+                    return bound
+
+                monkeypatch.setattr("slime_bridge.callbacks.bind_sockets", bind_then_lose)
+                with pytest.raises(CallbackBindError, match="in use"):
+                    await CallbackListener("127.0.0.1", port=port).start()
+
+        run_real(main())
 
     def test_bug_in_a_consumer_is_logged_not_lost(self, caplog: pytest.LogCaptureFixture) -> None:
         """An exception while a body is handed over leaves a traceback in the log, and the body in place."""

@@ -129,7 +129,7 @@ def test_any_schedule_of_faults_conserves_every_prompt(
                     assert report.ledger.unaccounted == 0
             except WorkerError:
                 pass  # a run that brings nothing may end; it must not lose or double anything
-            books = worker.ledger()
+        books = worker.ledger()
         left_running = any(item.kind in LEFT_RUNNING or item.processed for item in faults)
         # A task that is given up here goes on there: this server cannot cancel.
         if not left_running and not books.requeued:
