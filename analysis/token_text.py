@@ -49,6 +49,17 @@ class TokenText:
             else type(self._source).__name__
         )
 
+    @property
+    def decoder(self) -> Decoder:
+        """The tokenizer, loaded.
+
+        Raises
+        ------
+        LoadError
+            If it cannot be loaded.
+        """
+        return self._load()
+
     def texts(self, ids: NDArray[Any]) -> list[str]:
         """Return the text of each token; U+FFFD where the tokenizer knows no such id.
 

@@ -14,6 +14,8 @@ from types import MappingProxyType
 
 from markupsafe import Markup
 
+from analysis.html.token_colours import LEVEL_COLOURS
+
 __all__ = ["SEVERITIES", "TOKENS", "css", "scoped"]
 
 TOKENS: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -55,6 +57,7 @@ _FONTS = {
 # More specific than the bare class: what the host says wins over what the browser prefers.
 _LIGHT = ('[data-jp-theme-light="true"] .wb', "body.vscode-light .wb")
 _DARK = ('[data-jp-theme-light="false"] .wb', "body.vscode-dark .wb")
+_SHEETS = ("workbench.css", "transcript.css", "tokens.css")
 
 
 @cache
@@ -70,7 +73,7 @@ def css() -> str:
         f"@media (prefers-color-scheme:dark){{{_ground('.wb', 1)}}}",
         _ground(",".join(_LIGHT), 0),
         _ground(",".join(_DARK), 1),
-        files("analysis.html").joinpath("workbench.css").read_text("utf-8"),
+        *(files("analysis.html").joinpath(sheet).read_text("utf-8") for sheet in _SHEETS),
     ]
     return "\n".join(parts)
 
@@ -87,6 +90,6 @@ def scoped(markup: Markup) -> Markup:
 
 
 def _ground(selector: str, place: int) -> str:
-    colours = "".join(f"--wb-{name}:{pair[place]};" for name, pair in TOKENS.items())
+    colours = "".join(f"--wb-{name}:{pair[place]};" for name, pair in {**TOKENS, **LEVEL_COLOURS}.items())
     scheme, on_light, on_dark = (("light", "block", "none"), ("dark", "none", "block"))[place]
     return f"{selector}{{{colours}--wb-on-light:{on_light};--wb-on-dark:{on_dark};color-scheme:{scheme}}}"
