@@ -14,9 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["append_json_line", "atomic_path", "sweep_partial_files", "write_text"]
+__all__ = ["append_json_line", "atomic_path", "cache_folder", "sweep_partial_files", "write_text"]
 
 PARTIAL_SUFFIX = ".partial"
+
+
+def cache_folder() -> Path:
+    """Folder for results that can be made again: ``$SLIME_BRIDGE_CACHE``, else ``~/.cache/slime-bridge``."""
+    named = os.environ.get("SLIME_BRIDGE_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "slime-bridge"
 
 
 @contextmanager

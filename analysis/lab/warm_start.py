@@ -36,6 +36,7 @@ from analysis.lab.checkpoint import (
     publish_folder,
     save_parameters,
 )
+from analysis.lab.files import cache_folder
 from analysis.lab.model import Weights, rotary_table, sequence_logits
 from analysis.lab.task_shelf import Message, ShelfTask, demonstrate
 
@@ -115,12 +116,6 @@ class WarmStartResult:
     cached: bool
     seconds: float
     losses: tuple[float, ...]
-
-
-def cache_folder() -> Path:
-    """Folder for results that can be made again: ``$SLIME_BRIDGE_CACHE``, else ``~/.cache/slime-bridge``."""
-    named = os.environ.get("SLIME_BRIDGE_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "slime-bridge"
 
 
 def warm_start(
