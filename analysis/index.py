@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 FOLDER = ".workbench"
 """Name of the folder beside the data."""
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 _CURRENT = "CURRENT"
 _MANIFEST = "manifest.json"
 _PREFIX = "index-"

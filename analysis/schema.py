@@ -170,11 +170,8 @@ TOKEN_REFS = pa.schema(
         pa.field("tokens_hash", pa.string()),
         pa.field("item", pa.int64()),
         pa.field("result", pa.int64()),
-        *(
-            pa.field(f"{array}_{part}", pa.int64())
-            for array in ("prompt", "response", "mask", "logprob")
-            for part in ("offset", "bytes")
-        ),
+        pa.field("file_bytes", pa.int64()),
+        pa.field("file_mtime_ns", pa.int64()),
     ],
     metadata={"schema_version": str(SCHEMA_VERSION)},
 )
@@ -182,8 +179,8 @@ TOKEN_REFS = pa.schema(
 
 ``item`` is the place of the trace in its container: among the session's traces, the dump's samples or the
 rank's lists; ``result`` is the place of the session in a task record, or the byte offset of the group's line
-in a file of rejected groups. ``<array>_offset`` and ``<array>_bytes`` give the byte range of a JSON array,
-brackets included; missing where the file must be read as a whole.
+in a file of rejected groups. ``file_bytes`` and ``file_mtime_ns`` are those of the file as it was read: in
+another file the places may be others.
 """
 
 _ARROW_TYPES = {

@@ -1,8 +1,8 @@
 """Token arrays of single traces, read from the files where they lie, and no more of these files than needed.
 
-A session's JSON file gives the bytes of the arrays alone. A dump has to be decoded as a whole; the last few
-are kept, as flat arrays, so that a look at a neighbour costs nothing. Knows files and places in them; which
-trace belongs to which row is the caller's business.
+Of a session's JSON file only the bytes of the wanted arrays are decoded. A dump has to be decoded as a whole;
+the last few are kept, as flat arrays, so that a look at a neighbour costs nothing. Knows files and places in
+them; which trace belongs to which row is the caller's business.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from analysis.errors import ForeignFileError, LoadError
 from analysis.safe_pickle import load_pt
 from analysis.sources.base import ReadOptions
 from analysis.sources.files import decode_json
+from analysis.sources.polar_places import Places, places_of
 from analysis.sources.token_stats import mask_from_json
 
 __all__ = ["Place", "TokenFiles", "TraceArrays"]
@@ -36,6 +37,7 @@ _Reader = Callable[["Place", ReadOptions], Sequence["TraceArrays | str"]]
 KEPT_BYTES = 512 * 2**20
 """Decoded files are kept up to this much, the last one in any case."""
 
+_KEPT_PLACES = 256
 _INTS = msgspec.json.Decoder(list[int])
 _LAX_INTS = msgspec.json.Decoder(list[int], strict=False)
 _NUMBERS = msgspec.json.Decoder(list[float])
@@ -86,17 +88,13 @@ class Place:
     source: str
     item: int
     result: int | None
-    ranges: Mapping[str, tuple[int, int]]
+    state: tuple[int | None, int | None] = (None, None)
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Place:
         """Read a row."""
-        ranges = {
-            name: (row[f"{name}_offset"], row[f"{name}_bytes"])
-            for name in ("prompt", "response", "mask", "logprob")
-            if row.get(f"{name}_offset") is not None
-        }
-        return cls(row["path"], row["source"], row["item"] or 0, row.get("result"), ranges)
+        state = row.get("file_bytes"), row.get("file_mtime_ns")
+        return cls(row["path"], row["source"], row["item"] or 0, row.get("result"), state)
 
 
 class TokenFiles:
@@ -111,6 +109,7 @@ class TokenFiles:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._kept: OrderedDict[tuple[Any, ...], tuple[int, Sequence[TraceArrays | str]]] = OrderedDict()
+        self._places: OrderedDict[tuple[Any, ...], list[Places] | None] = OrderedDict()
 
     def read(self, place: Place, window: slice = slice(None)) -> TraceArrays:
         """Return the arrays of one trace.
@@ -130,8 +129,8 @@ class TokenFiles:
         OSError
             If the file cannot be read.
         """
-        if place.ranges:
-            return _from_ranges(place, window)
+        if (ranges := self._ranges(place)) is not None:
+            return _from_ranges(place, ranges, window)
         reader = _READERS.get(place.source)
         if reader is None:
             raise LoadError(f"{place.path}: no token arrays are read from files of {place.source!r}")
@@ -143,9 +142,21 @@ class TokenFiles:
             raise LoadError(f"{place.path}: token arrays cannot be read", found)
         return found
 
+    def _ranges(self, place: Place) -> Places | None:
+        """Return the bytes of the arrays, None where the file has to be decoded as a whole."""
+        if place.source != "polar":
+            return None
+        key = _key(place)
+        if key not in self._places:
+            with open(place.path, "rb") as stream:
+                self._places[key] = places_of(stream.read(self._options.memory_limit()), place.result)
+            if len(self._places) > _KEPT_PLACES:
+                self._places.popitem(last=False)
+        found = self._places[key]
+        return found[place.item] if found is not None and 0 <= place.item < len(found) else None
+
     def _decoded(self, place: Place, reader: _Reader) -> Sequence[TraceArrays | str]:
-        status = os.stat(place.path)
-        key = (place.path, place.result, status.st_size, status.st_mtime_ns)
+        key = _key(place)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key][1]
@@ -156,6 +167,15 @@ class TokenFiles:
         return traces
 
 
+def _key(place: Place) -> tuple[Any, ...]:
+    status = os.stat(place.path)
+    now = status.st_size, status.st_mtime_ns
+    # A file of rejected groups only grows; in any other the places of one state are not those of another.
+    if place.source != "rejected" and None not in place.state and now != place.state:
+        raise LoadError(f"{place.path}: it is not the file that was loaded", _CHANGED)
+    return place.path, place.result, *now
+
+
 def _bytes(trace: TraceArrays | str) -> int:
     if isinstance(trace, str):
         return 0
@@ -163,10 +183,10 @@ def _bytes(trace: TraceArrays | str) -> int:
     return sum(array.nbytes for array in arrays if array is not None)
 
 
-def _from_ranges(place: Place, window: slice) -> TraceArrays:
+def _from_ranges(place: Place, ranges: Places, window: slice) -> TraceArrays:
     texts: dict[str, bytes] = {}
     with open(place.path, "rb") as stream:
-        for name, (offset, length) in place.ranges.items():
+        for name, (offset, length) in ranges.items():
             texts[name] = os.pread(stream.fileno(), length, offset)
             if len(texts[name]) != length or texts[name][:1] != b"[" or texts[name][-1:] != b"]":
                 raise LoadError(f"{place.path}: no {name} array at byte {offset:,}", _CHANGED)
@@ -207,7 +227,9 @@ class _JsonArray:
         if start < stop:
             begin = 1 if start == 0 else int(self._commas[start - 1]) + 1
             end = len(self._text) - 1 if stop == count else int(self._commas[stop - 1])
-            whole[start:stop] = _decoded_list(b"[" + self._text[begin:end] + b"]", strict, lax)
+            values = _decoded_list(b"[" + self._text[begin:end] + b"]", strict, lax)
+            with np.errstate(over="ignore"):  # what float32 cannot hold is infinite
+                whole[start:stop] = values
         return whole
 
 

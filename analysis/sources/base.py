@@ -200,6 +200,7 @@ class Sink:
         self._refs: list[tuple[Any, ...]] = []
         self._tables: dict[str, list[pa.Table]] = {}
         self._path = ""
+        self._state: tuple[int | None, int | None] = None, None
         self._tallies: dict[str, tuple[int, str, str]] = {}
         self.problems: list[Problem] = []
         self.skipped: list[Skipped] = []
@@ -210,6 +211,7 @@ class Sink:
         self._close_tallies()
         self._files.append(file)
         self._path = file.path
+        self._state = file.size or None, file.mtime_ns or None
         self._mark = [(rows, len(rows)) for rows in self._collected()]
 
     def rollback(self) -> None:
@@ -260,8 +262,8 @@ class Sink:
         self._tables.setdefault(grain, []).append(table)
 
     def add_tokens(self, *ref: Any) -> None:
-        """Add the place of one trace's token arrays: the fields of `TOKEN_REFS` in order, but ``path``."""
-        self._refs.append((self._path, *ref))
+        """Add the place of one trace's token arrays: `TOKEN_REFS` in order, from ``source`` to ``result``."""
+        self._refs.append((self._path, *ref, *self._state))
 
     def problem(self, what: str, why: str = "", fix: str = "", *, place: str = "") -> None:
         """Note a problem of the current file.

@@ -33,7 +33,7 @@ def collect(file: SourceFile, sink: Sink, options: ReadOptions) -> None:
         ids = ("session_id", "trace_index", "rollout_id", "evaluation", "sample_index", "tokens_hash")
         columns = [table.column(column).to_pylist() for column in ids]
         for item, row in enumerate(zip(*columns, strict=True)):
-            sink.add_tokens("parquet", *row, item, None, *(None,) * 8)
+            sink.add_tokens("parquet", *row, item, None)
         return
     paths = pa.array([file.path] * len(table), pa.string())
     place = table.column_names.index("path")

@@ -1,142 +1,90 @@
-"""Where the token arrays of a session result lie in its file.
+"""Where the token arrays of a session result lie in its file, found when somebody asks for tokens.
 
-Offsets come from the memory addresses of undecoded parts, and from keys that stand where a server's compact
-writer puts them, which is quicker. What is found at such a place is compared with the part itself, so that a
-key of the same name in a message cannot mislead.
+The file is walked over without decoding what is in it; an array's place follows from the memory address of
+its undecoded part. So a window into one trace costs the reading of that trace's arrays, however long the
+others are, and loading tables costs nothing for tokens that nobody looks at.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import Raw
 
-__all__ = ["ARRAYS", "Buffer"]
+__all__ = ["ARRAYS", "Places", "places_of"]
 
 ARRAYS = ("prompt", "response", "mask", "logprob")
-"""Token arrays by the names that `TOKEN_REFS` uses."""
+"""Names of a trace's token arrays."""
 
-_PROMPT_KEY, _RESPONSE_KEY, _MASK_KEY = b'"prompt_ids":', b',"response_ids":', b',"loss_mask":'
-_LOGPROBS_KEY = b'"response_logprobs":['
-_LOGPROBS = re.compile(rb'"response_logprobs"\s*:\s*\[')
-_NEAR, _FAR = 1024, 4096
-_MAX_DECOYS = 8
-
-Places = tuple[int | None, ...]
+Places = Mapping[str, tuple[int, int]]
+"""Offset and length in bytes of each of `ARRAYS` that a trace has."""
 
 
-class Buffer:
-    """The bytes of a file, and how far the places of arrays in it were looked up.
+class _Trace(msgspec.Struct, gc=False):
+    prompt_ids: Raw = msgspec.field(default_factory=Raw)
+    response_ids: Raw = msgspec.field(default_factory=Raw)
+    loss_mask: Raw = msgspec.field(default_factory=Raw)
+    response_logprobs: Raw = msgspec.field(default_factory=Raw)
+
+
+class _Trajectory(msgspec.Struct, gc=False):
+    traces: list[_Trace] | None = None
+
+
+class _Session(msgspec.Struct, gc=False):
+    trajectory: _Trajectory | None = None
+
+
+class _Task(msgspec.Struct, gc=False):
+    results: list[Raw] | None = None
+
+
+_SESSION = msgspec.json.Decoder(_Session)
+_TASK = msgspec.json.Decoder(_Task)
+
+
+def places_of(data: bytes, result: int | None = None) -> list[Places] | None:
+    """Find the token arrays of all traces of a session.
 
     Parameters
     ----------
     data
-        All of the file.
+        The file.
+    result
+        Place of the session in a task's record; None for a file that is the session.
+
+    Returns
+    -------
+    list of mapping or None
+        For each trace, offset and length in bytes of each of `ARRAYS` that is there, brackets included. None
+        where the file is no strict JSON, or another file than it was: it must be decoded as a whole then.
     """
+    try:
+        part: bytes | Raw = data
+        if result is not None:
+            results = _TASK.decode(data).results or []
+            if result >= len(results):
+                return None
+            part = results[result]
+        session = _SESSION.decode(part)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    traces = session.trajectory.traces if session.trajectory is not None else None
+    base = _address(data)
+    return [_places(trace, base) for trace in traces or ()]
 
-    __slots__ = ("_base", "_cursor", "data")
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self._base = _address(data) if data else 0
-        self._cursor = 0
-
-    def places(
-        self,
-        parts: tuple[Raw, Raw, Raw],
-        texts: tuple[bytes, bytes, bytes],
-        logprobs: Sequence[float] | None,
-        tools: Raw,
-    ) -> Places:
-        """Return the places of one trace's arrays; to be asked trace after trace.
-
-        Parameters
-        ----------
-        parts, texts
-            Prompt ids, response ids and mask, as undecoded parts of the file and as copies.
-        logprobs
-            The trace's logprobs, None if there are none.
-        tools
-            The trace's tools, which stand shortly before its logprobs.
-
-        Returns
-        -------
-        tuple
-            Offset and length of each array in the order of `ARRAYS`, None where there is none.
-        """
-        found = self._adjacent(texts)
-        if found is None:
-            found = self._by_address(parts, texts)
-        if logprobs is None:
-            return (*found, None, None)
-        return found + self._logprobs(logprobs, tools)
-
-    def _adjacent(self, texts: tuple[bytes, bytes, bytes]) -> Places | None:
-        """Find three arrays one right behind the other, as servers write them."""
-        prompt, response, mask = texts
-        first = self.data.find(_PROMPT_KEY, self._cursor) + len(_PROMPT_KEY)
-        expected = b"".join((prompt, _RESPONSE_KEY, response, _MASK_KEY, mask))
-        if first <= self._cursor or not self.data.startswith(expected, first):
-            return None
-        if not prompt[:1] == response[:1] == mask[:1] == b"[":
-            return None
-        second = first + len(prompt) + len(_RESPONSE_KEY)
-        third = second + len(response) + len(_MASK_KEY)
-        self._cursor = third + len(mask)
-        return first, len(prompt), second, len(response), third, len(mask)
-
-    def _by_address(self, parts: tuple[Raw, Raw, Raw], texts: tuple[bytes, bytes, bytes]) -> Places:
-        places: list[int | None] = []
-        for part, text in zip(parts, texts, strict=True):
-            if text[:1] == b"[":
-                start = _address(part) - self._base
-                places += (start, len(text))
-                self._cursor = start + len(text)
-            else:
-                places += (None, None)
-        return tuple(places)
-
-    def _logprobs(self, values: Sequence[float], tools: Raw) -> Places:
-        """Find the next array of logprobs that holds these values."""
-        start = self._next_logprobs(tools)
-        for _ in range(_MAX_DECOYS):
-            if start < 0:
-                break
-            end = self.data.find(b"]", start) + 1
-            if self._holds(start, end, values):
-                self._cursor = end
-                return start, end - start
-            match = _LOGPROBS.search(self.data, end)
-            start = -1 if match is None else match.end() - 1
-        return None, None
-
-    def _next_logprobs(self, tools: Raw) -> int:
-        # Looking through a few kilobytes of messages is quicker than asking for an address.
-        start = self.data.find(_LOGPROBS_KEY, self._cursor, self._cursor + _FAR)
-        if start < 0 and (size := memoryview(tools).nbytes):
-            near = max(self._cursor, _address(tools) - self._base + size)
-            start = self.data.find(_LOGPROBS_KEY, near, near + _NEAR)
-        if start >= 0:
-            return start + len(_LOGPROBS_KEY) - 1
-        match = _LOGPROBS.search(self.data, self._cursor)
-        return -1 if match is None else match.end() - 1
-
-    def _holds(self, start: int, end: int, values: Sequence[float]) -> bool:
-        """Tell whether an array begins and ends with the same numbers: no other one does, to 17 digits."""
-        data, count = self.data, len(values)
-        if not count:
-            return not data[start + 1 : end - 1].strip()
-        first = data.find(b",", start, end) if count > 1 else end - 1
-        last = data.rfind(b",", start, end) if count > 1 else start
-        try:
-            return (
-                float(data[start + 1 : first]) == values[0] and float(data[last + 1 : end - 1]) == values[-1]
-            )
-        except ValueError:
-            return False
+def _places(trace: _Trace, base: int) -> dict[str, tuple[int, int]]:
+    parts = (trace.prompt_ids, trace.response_ids, trace.loss_mask, trace.response_logprobs)
+    places = {}
+    for name, part in zip(ARRAYS, parts, strict=True):
+        view = memoryview(part)
+        if view.nbytes and view[0] == ord("["):
+            places[name] = (_address(part) - base, view.nbytes)
+    return places
 
 
 def _address(buffer: Any) -> int:

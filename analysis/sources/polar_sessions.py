@@ -15,7 +15,6 @@ import msgspec
 from analysis.errors import ForeignFileError, LoadError
 from analysis.sources.base import Late, ReadOptions, Sink, SourceFile, SourceKind
 from analysis.sources.files import damaged_json, decode_json, read_bytes
-from analysis.sources.polar_places import ARRAYS, Buffer
 from analysis.sources.polar_wire import SessionView, TraceView, read_session
 from analysis.sources.session_cells import (
     FILTER_COLUMNS,
@@ -28,8 +27,8 @@ from analysis.sources.session_cells import (
 )
 from analysis.sources.token_stats import COUNTS, LOGPROB_SUMMARY, count_cells, logprob_columns
 from analysis.sources.values import json_text, mapping, text
-from slime_bridge.errors import ProtocolError
 from slime_bridge.conversion.turns import oldest_and_newest
+from slime_bridge.errors import ProtocolError
 
 __all__ = ["collect"]
 
@@ -53,7 +52,6 @@ _FITS = COUNTS.index("has_logprobs")
 _TOTALS = ("prompt_tokens", "response_tokens", "masked_tokens", "turns")
 _NO_FILTER: tuple[Any, ...] = (None,) * len(FILTER_COLUMNS)
 _NO_VERSIONS = (None, None)
-_NO_PLACES = (None,) * (2 * len(ARRAYS))
 
 
 class _Task(msgspec.Struct):
@@ -72,7 +70,7 @@ def collect(file: SourceFile, sink: Sink, options: ReadOptions) -> None:
         _collect_task(data, file, sink, options)
         return
     try:
-        view = read_session(Buffer(data), data)
+        view = read_session(data)
     except ProtocolError as error:
         raise _unreadable(data, error) from None
     _Rows(file, sink, options).add(view)
@@ -88,16 +86,15 @@ def _unreadable(data: bytes, error: ProtocolError) -> LoadError:
 
 
 def _collect_task(data: bytes, file: SourceFile, sink: Sink, options: ReadOptions) -> None:
-    buffer = Buffer(data)
     try:
         parts: list[bytes | msgspec.Raw] = list(_TASK.decode(data).results or ())
     except (msgspec.DecodeError, RecursionError) as error:
-        parts, buffer = _patient_parts(data, error)
+        parts = _patient_parts(data, error)
     rows = _Rows(file, sink, options)
     seen: set[str] = set()
     for position, part in enumerate(parts):
         try:
-            view = read_session(buffer, part)
+            view = read_session(part)
         except ProtocolError as error:
             sink.problem("a session cannot be read", str(error)[:300], place=f"results[{position}]")
             continue
@@ -111,16 +108,15 @@ def _collect_task(data: bytes, file: SourceFile, sink: Sink, options: ReadOption
         rows.add(view, position)
 
 
-def _patient_parts(data: bytes, error: Exception) -> tuple[list[bytes | msgspec.Raw], Buffer]:
-    """Take a record apart that the fast decoder refuses; places in the file are lost."""
+def _patient_parts(data: bytes, error: Exception) -> list[bytes | msgspec.Raw]:
+    """Take a record apart that the fast decoder refuses."""
     record = decode_json(data)
     results = record.get("results") if isinstance(record, dict) else None
     if not isinstance(record, dict) or not isinstance(record.get("task_id"), str):
         raise ForeignFileError("holds no task record", str(error)[:300])
     if results is not None and not isinstance(results, list):
         raise damaged_json(data, error)
-    parts: list[bytes | msgspec.Raw] = [_encoded(result) for result in results or ()]
-    return parts, Buffer(data)
+    return [_encoded(result) for result in results or ()]
 
 
 def _encoded(result: Any) -> bytes:
@@ -230,7 +226,6 @@ class _Rows:
             None,
             index,
             ids["position"],
-            *(trace.places or _NO_PLACES),
         )
 
 

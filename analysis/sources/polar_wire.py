@@ -1,9 +1,8 @@
 """Polar's session results as views for tables: everything that a row needs, decoded as little as possible.
 
-The fast way decodes straight from bytes into structs that skip messages and tools, count token ids without
-making numbers of them, and remember where each array lies in the file. What it refuses (bare NaN, half
-surrogate pairs, numbers as text, nulls in lists) is read by the bridge's own patient decoder, without places.
-Knows the wire form, nothing of tables.
+The fast way decodes straight from bytes into structs that skip messages and tools and count token ids without
+making numbers of them. What it refuses (bare NaN, half surrogate pairs, numbers as text, nulls in lists) is
+read by the bridge's own patient decoder. Knows the wire form, nothing of tables.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from analysis.sources.polar_places import Buffer
 from analysis.sources.token_stats import (
     TraceTokens,
     all_packed,
@@ -25,8 +23,8 @@ from analysis.sources.token_stats import (
     mask_from_numbers,
     packed,
 )
-from slime_bridge.protocol import SessionResult, Trace, decode_session_result
 from slime_bridge.conversion.turns import oldest_and_newest, read_turns
+from slime_bridge.protocol import SessionResult, Trace, decode_session_result
 
 __all__ = ["SessionView", "TraceView", "read_session"]
 
@@ -57,7 +55,6 @@ class _Trace(msgspec.Struct, gc=False):
     response_ids: Raw = msgspec.field(default_factory=Raw)
     loss_mask: Raw = msgspec.field(default_factory=Raw)
     response_messages: list[Raw] | None = None
-    tools: Raw = msgspec.field(default_factory=Raw)
     finish_reason: str | None = None
     response_logprobs: list[float] | None = None
     reward: float | None = None
@@ -107,8 +104,6 @@ class TraceView:
         Oldest and newest weights, None if nobody said.
     training_filter
         The server's own verdict, empty where there is none.
-    places
-        As `analysis.sources.polar_places.Buffer.places` gives them; empty where they are not known.
     """
 
     tokens: TraceTokens
@@ -118,7 +113,6 @@ class TraceView:
     messages: int
     versions: tuple[str, str] | None
     training_filter: Mapping[str, Any]
-    places: tuple[int | None, ...] = ()
 
 
 @dataclass(slots=True)
@@ -142,15 +136,13 @@ class SessionView:
     traces: list[TraceView]
 
 
-def read_session(buffer: Buffer, part: bytes | Raw) -> SessionView:
+def read_session(data: bytes | Raw) -> SessionView:
     """Read one session result.
 
     Parameters
     ----------
-    buffer
-        The file.
-    part
-        All of it, or the part that is the session.
+    data
+        The result, in wire or stored form.
 
     Raises
     ------
@@ -158,9 +150,9 @@ def read_session(buffer: Buffer, part: bytes | Raw) -> SessionView:
         If it is no session result; see `slime_bridge.protocol.decode_session_result`.
     """
     try:
-        found = _DECODER.decode(part)
+        found = _DECODER.decode(data)
     except (msgspec.DecodeError, RecursionError):
-        return _patient_view(decode_session_result(bytes(part)))
+        return _patient_view(decode_session_result(bytes(data)))
     trajectory = found.trajectory
     metadata = found.metadata or {}
     about = trajectory.metadata or {}
@@ -178,11 +170,11 @@ def read_session(buffer: Buffer, part: bytes | Raw) -> SessionView:
         trajectory_error=trajectory.error,
         trajectory_metadata=about,
         stamps={name: getattr(first, name) for name in _STAMPS},
-        traces=_trace_views(buffer, trajectory.traces or [], submitted),
+        traces=_trace_views(trajectory.traces or [], submitted),
     )
 
 
-def _trace_views(buffer: Buffer, traces: list[_Trace], submitted: Any) -> list[TraceView]:
+def _trace_views(traces: list[_Trace], submitted: Any) -> list[TraceView]:
     """Look at all traces of a session; ids and logprobs are read in one go, which is most of the work."""
     prompts = [bytes(trace.prompt_ids) for trace in traces]
     responses = [bytes(trace.response_ids) for trace in traces]
@@ -197,19 +189,11 @@ def _trace_views(buffer: Buffer, traces: list[_Trace], submitted: Any) -> list[T
             tokens.flags = mask_from_json(mask)
         if trace.response_logprobs is not None:
             tokens.logprobs = next(numbers)
-        places = buffer.places(
-            (trace.prompt_ids, trace.response_ids, trace.loss_mask),
-            (prompts[index], responses[index], mask),
-            trace.response_logprobs,
-            trace.tools,
-        )
-        views.append(_trace_view(trace, tokens, places, submitted))
+        views.append(_trace_view(trace, tokens, submitted))
     return views
 
 
-def _trace_view(
-    trace: _Trace, tokens: TraceTokens, places: tuple[int | None, ...], submitted: Any
-) -> TraceView:
+def _trace_view(trace: _Trace, tokens: TraceTokens, submitted: Any) -> TraceView:
     about = trace.metadata or _NO_METADATA
     calls = about.completion_metadata
     return TraceView(
@@ -220,7 +204,6 @@ def _trace_view(
         messages=len(trace.response_messages or ()),
         versions=_versions(about, tokens.flags, submitted),
         training_filter=about.training_filter or {},
-        places=places,
     )
 
 

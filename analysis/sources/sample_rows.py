@@ -22,8 +22,8 @@ from analysis.sources.session_cells import (
 )
 from analysis.sources.token_stats import SUMMARY, TraceTokens, summaries
 from analysis.sources.values import integer, json_text, mapping, moment, number, text
-from slime_bridge.sample_view import polar_metadata
 from slime_bridge.conversion.turns import oldest_and_newest
+from slime_bridge.sample_view import polar_metadata
 
 __all__ = ["SampleBatch", "add_samples"]
 
@@ -164,7 +164,6 @@ def _add_place(sink: Sink, batch: SampleBatch, row: Mapping[str, Any], position:
         row["tokens_hash"],
         position,
         batch.result,
-        *(None,) * 8,
     )
 
 

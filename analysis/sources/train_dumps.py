@@ -62,7 +62,7 @@ def collect(file: SourceFile, sink: Sink, options: ReadOptions) -> None:
         sink.add("trace", row)
         sink.add_tokens(
             "train_dump", None, None, dump.rollout_id, False, row["sample_index"], row["tokens_hash"],
-            position, None, *(None,) * 8,
+            position, None,
         )  # fmt: skip
     batches = _entries(data.get("global_batch_sizes"))
     sink.add(

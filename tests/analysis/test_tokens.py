@@ -309,7 +309,7 @@ def test_only_the_last_files_are_kept_decoded(embedded: RunFolder, monkeypatch: 
 
     monkeypatch.setattr(token_files, "load_pt", spy)
     files = TokenFiles(ReadOptions())
-    places = [Place(str(embedded.rollout_data / f"{n}.pt"), "rollout_dump", 0, None, {}) for n in range(3)]
+    places = [Place(str(embedded.rollout_data / f"{n}.pt"), "rollout_dump", 0, None) for n in range(3)]
     for _ in range(2):
         for place in places:
             files.read(place)
@@ -321,9 +321,9 @@ def test_only_the_last_files_are_kept_decoded(embedded: RunFolder, monkeypatch: 
     files.read(places[2])
     assert calls == ["0.pt", "1.pt", "2.pt", "0.pt", "1.pt", "2.pt"]
     with pytest.raises(LoadError, match="no trace 999"):
-        files.read(Place(places[0].path, "rollout_dump", 999, None, {}))
+        files.read(Place(places[0].path, "rollout_dump", 999, None))
     with pytest.raises(LoadError, match="no token arrays"):
-        files.read(Place(places[0].path, "journal", 0, None, {}))
+        files.read(Place(places[0].path, "journal", 0, None))
 
 
 def test_an_empty_selection_is_an_empty_frame(run: analysis.Run) -> None:

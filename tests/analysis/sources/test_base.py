@@ -15,7 +15,7 @@ from analysis.sources.base import FileRecords, Position, ReadOptions, Sink, Sour
 
 A, B = SourceFile("/a", SourceKind.METRICS), SourceFile("/b", SourceKind.METRICS)
 LAYOUT = ("path", "session_id", "trace_index")
-PLACE = ("polar", "s", 0, None, None, None, None, 0, None, *(None,) * 8)
+PLACE = ("polar", "s", 0, None, None, None, None, 0, None)
 
 
 def test_rows_become_tables() -> None:
