@@ -17,7 +17,7 @@ from analysis.token_glyphs import Glyph, GlyphKind
 from analysis.token_overlays import available_overlays, find_overlay, legend_of, levels_of
 from analysis.trace_tokens import TraceTokens
 
-__all__ = ["legend_html", "token_details", "token_spans_html"]
+__all__ = ["legend_html", "token_details", "token_spans_html", "turn_edges"]
 
 _KIND_CLASSES = {
     GlyphKind.TEXT: "",
@@ -56,7 +56,7 @@ def token_spans_html(
     scale, levels = find_overlay(name).scale, levels_of(tokens, name)
     shown = min(len(tokens), limit)
     glyphs = tokens.glyphs.glyphs(tokens.ids[:shown])
-    edges = _edges(tokens)
+    edges = turn_edges(tokens)
     spans = [
         _span(tokens, place, glyph, scale, int(levels[place]), edges[place])
         for place, glyph in enumerate(glyphs)
@@ -87,7 +87,7 @@ def legend_html(tokens: TraceTokens, overlay: str) -> Markup:
     """
     found = find_overlay(overlay)
     items = [
-        Markup('<li><span class="wb-swatch wb-{}-{}"></span>{}</li>').format(
+        Markup('<li><span class="wb-level wb-{}-{}"></span>{}</li>').format(
             found.scale, level, escaped(label, 60)
         )
         for level, label in legend_of(tokens, overlay)
@@ -135,7 +135,7 @@ def token_details(tokens: TraceTokens, place: int) -> list[tuple[str, str]]:
     return pairs
 
 
-def _edges(tokens: TraceTokens) -> Sequence[bool]:
+def turn_edges(tokens: TraceTokens) -> Sequence[bool]:
     """Tell where a turn begins, or where the weights change inside one."""
     if not len(tokens):
         return []
