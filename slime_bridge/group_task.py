@@ -8,9 +8,10 @@ out as they are.
 
 from __future__ import annotations
 
+import copy
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from slime_bridge import _slime
 from slime_bridge._messages import prompt_to_instruction_text
 from slime_bridge.acceptance import Accepted, Rejected, judge
 from slime_bridge.collect import CollectedTask, CollectEvent, CollectEventKind, Collector, collect_task
@@ -28,12 +30,41 @@ from slime_bridge.groups import Group
 from slime_bridge.journal.schema import EventLog
 from slime_bridge.protocol import MalformedSession, SessionResult, TaskRequest, decode_task_payload
 
-__all__ = ["GroupRunner", "JudgedGroup", "PromptGroup", "TaskBuilder"]
+__all__ = ["GroupRunner", "JudgedGroup", "PromptGroup", "TaskBuilder", "prompt_group"]
 
 PromptGroup = list[Any]
 """The samples of one prompt, as the data source gave them: one per session."""
 
 _DEFAULT_TIMEOUT_SECONDS = 600.0
+
+
+def prompt_group(
+    prompt: Any, *, sessions: int, group_index: int, label: Any = None, metadata: Mapping[str, Any] | None = None
+) -> PromptGroup:
+    """Make a group as Slime's default data source would: one sample per session, numbered throughout.
+
+    Parameters
+    ----------
+    prompt
+        Text, or chat messages.
+    sessions
+        How many sessions the group runs, at least 1.
+    group_index
+        Number of the prompt, from 0.
+    label, metadata
+        Of the prompt; each sample gets its own copy of the metadata.
+    """
+    sample = _slime.sample_class()
+    return [
+        sample(
+            prompt=copy.deepcopy(prompt),
+            label=label,
+            metadata=copy.deepcopy(dict(metadata or {})),
+            index=group_index * sessions + position,
+            group_index=group_index,
+        )
+        for position in range(sessions)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +177,8 @@ class GroupRunner:
         Bounds the threads that convert.
     pushes_were_guarded
         Told a time (Unix seconds): whether every weight push since then waited until no turn was in flight.
+    on_collected
+        Shown each result as it was received, in a thread that converts, before anything is made of it.
     """
 
     config: PolarSlimeConfig
@@ -157,6 +190,7 @@ class GroupRunner:
     on_request: Callable[[TaskRequest], None] = lambda request: None
     limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(2))
     pushes_were_guarded: Callable[[float], bool] = lambda since: False
+    on_collected: Callable[[CollectedTask], None] = lambda task: None
 
     async def run(self, group: Group[PromptGroup, JudgedGroup]) -> JudgedGroup:
         """Take a group from its requests to its verdict.
@@ -181,7 +215,28 @@ class GroupRunner:
             await collect(0)
         else:
             await _gather([partial(collect, index) for index in range(len(parts))])
-        tasks = [task for task in collected if task is not None]
+        return await self.judge(group, [task for task in collected if task is not None], began=began)
+
+    async def judge(
+        self, group: Group[PromptGroup, JudgedGroup], tasks: Sequence[CollectedTask], *, began: float = 0.0
+    ) -> JudgedGroup:
+        """Convert and judge the results of a group's tasks, wherever they were collected.
+
+        Parameters
+        ----------
+        group
+            The group.
+        tasks
+            One per part of the group (`TaskBuilder.parts`).
+        began
+            No session is older than this (Unix seconds).
+
+        Raises
+        ------
+        ProtocolError, MissingRewardError
+            As `run`.
+        """
+        parts = self.builder.parts(group.prompt)
         return await anyio.to_thread.run_sync(
             self._judge, group, parts, tasks, began, abandon_on_cancel=True, limiter=self.limiter
         )
@@ -239,6 +294,7 @@ class GroupRunner:
         """Decode, convert and judge; runs in a thread. No session is older than `began` (Unix seconds)."""
         results: list[SessionResult | MalformedSession | None] = []
         for part, task in zip(parts, tasks, strict=True):
+            self.on_collected(task)
             found = decode_task_payload(task.body).results
             # With several tasks each one's sessions have their places, however many it gave.
             places = len(part) if len(parts) > 1 else len(found)

@@ -65,8 +65,12 @@ class LoopThread:
         self._cancelled = threading.Event()
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-        self._up.wait()
+        try:
+            self._thread.start()
+            self._up.wait()
+        except BaseException:  # an interrupt here would leave a thread that nobody knows
+            self.cancel()
+            raise
 
     @property
     def alive(self) -> bool:
