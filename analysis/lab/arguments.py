@@ -64,7 +64,13 @@ def polar_keys(
     session_timeout
         Seconds that a session may take.
     """
+    estimator: dict[str, Any] = {}
+    if settings.advantage_estimator is not None:
+        estimator["polar_advantage_estimator"] = settings.advantage_estimator
+    if settings.advantage_estimator_kwargs:
+        estimator["polar_advantage_estimator_kwargs"] = dict(settings.advantage_estimator_kwargs)
     return {
+        **estimator,
         "polar_rollout_url": rollout_url,
         "polar_run_dir": str(folder.bridge),
         "polar_reward_key": REWARD_KEY,

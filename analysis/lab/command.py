@@ -6,8 +6,10 @@ The first line appears before anything heavy is imported, and from that moment C
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +28,19 @@ __all__ = ["add_arguments", "run", "run_settings", "settings_from"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench lab`."""
     defaults = LabSettings()
-    parser.add_argument(
-        "--seed", type=int, default=defaults.seed, help="decides everything random (default: %(default)s)"
-    )
+    parser.add_argument("--seed", type=int, help=f"decides everything random (default: {defaults.seed})")
     parser.add_argument("--rollouts", type=int, help=f"training rollouts (default: {defaults.rollouts})")
+    parser.add_argument(
+        "--estimator",
+        metavar="NAME",
+        help="advantage estimator: a registered name such as rloo, or module:attribute (default: the bridge's)",
+    )
+    parser.add_argument(
+        "--settings",
+        type=Path,
+        metavar="FILE",
+        help="JSON object with settings of the run; the other options override it",
+    )
     parser.add_argument(
         "--out", type=Path, help="run folder, new or empty (default: runs/lab-<time>-seed<N>)"
     )
@@ -44,14 +55,23 @@ def settings_from(options: argparse.Namespace) -> LabSettings:
     Raises
     ------
     ValueError
-        If a value is out of range; the message names it.
+        If a value is out of range, or the file of settings cannot be used; the message names it.
     """
-    settings = LabSettings(seed=options.seed)
+    settings = LabSettings() if options.settings is None else _read_settings(options.settings)
+    given = {"seed": options.seed, "advantage_estimator": options.estimator}
+    settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
     if options.fast:
         settings = settings.faster()
     if options.rollouts is not None:
         settings = settings.with_rollouts(options.rollouts)
     return settings
+
+
+def _read_settings(path: Path) -> LabSettings:
+    try:
+        return LabSettings.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"--settings {path}: {error}") from error
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,7 +7,8 @@ of it.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 __all__ = ["AgentTroubles", "LabSettings", "TrainerSettings"]
@@ -122,6 +123,9 @@ class LabSettings:
         Supervised steps before the policy learns by itself, on demonstrations by somebody who does what is
         right with this probability and else errs in one of many ways. More steps teach copying better, less
         skill leaves more to learn.
+    advantage_estimator, advantage_estimator_kwargs
+        As the bridge's keys of these names with ``polar_`` before them: a registered name or
+        ``module:attribute``, and its hyper-parameters. None is the bridge's default.
     train
         Hyper-parameters of the training step.
     troubles
@@ -140,6 +144,8 @@ class LabSettings:
     eval_prompts: int = 128
     warm_start_steps: int = 350
     demonstrator_skill: float = 0.1
+    advantage_estimator: str | None = None
+    advantage_estimator_kwargs: Mapping[str, Any] = field(default_factory=dict)
     train: TrainerSettings = field(default_factory=TrainerSettings)
     troubles: AgentTroubles = field(default_factory=AgentTroubles)
 
@@ -159,6 +165,22 @@ class LabSettings:
         _check_range("demonstrator_skill", self.demonstrator_skill, 0.0, 1.0)
         _check_range("min_complete_accept_fraction", self.min_complete_accept_fraction, 0.0, 1.0)
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> LabSettings:
+        """Build settings from plain nested values, as `to_dict` gives them; what is absent has its default.
+
+        Raises
+        ------
+        ValueError
+            For an unknown name or a value out of range.
+        """
+        nested = {"train": TrainerSettings, "troubles": AgentTroubles}
+        given = {
+            name: _built(nested[name], value) if name in nested else value for name, value in values.items()
+        }
+        settings: LabSettings = _built(cls, given)
+        return settings
+
     def faster(self) -> LabSettings:
         """Return a smaller run of the same kind: enough to see everything work, not enough to learn much."""
         return replace(
@@ -175,6 +197,18 @@ class LabSettings:
     def to_dict(self) -> dict[str, Any]:
         """Return all settings as plain nested values."""
         return asdict(self)
+
+
+def _built(cls: type[Any], values: Any) -> Any:
+    """Make one record of settings; JSON has lists where settings have tuples."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{cls.__name__} is made from names and values, got {type(values).__name__}")
+    unknown = sorted(set(values) - {item.name for item in fields(cls)})
+    if unknown:
+        raise ValueError(
+            f"unknown settings {', '.join(unknown)}; known: {', '.join(f.name for f in fields(cls))}"
+        )
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
