@@ -39,7 +39,12 @@ _DEFAULT_TIMEOUT_SECONDS = 600.0
 
 
 def prompt_group(
-    prompt: Any, *, sessions: int, group_index: int, label: Any = None, metadata: Mapping[str, Any] | None = None
+    prompt: Any,
+    *,
+    sessions: int,
+    group_index: int,
+    label: Any = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> PromptGroup:
     """Make a group as Slime's default data source would: one sample per session, numbered throughout.
 

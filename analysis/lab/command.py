@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--estimator",
         metavar="NAME",
-        help="advantage estimator: a registered name such as rloo, or module:attribute (default: the bridge's)",
+        help="advantage estimator: a name such as rloo, or module:attribute (default: the bridge's)",
     )
     parser.add_argument(
         "--settings",
