@@ -36,7 +36,7 @@ def show(chosen: list[Scenario]) -> int:
     print(f"{'scenario':<{name}}  {'what happens':<{what}}  {'outcome':<{outcome}}  seconds")  # noqa: T201
     began = time.monotonic()
     problems = {}
-    with played(chosen) as results:
+    with played(chosen, timed=True) as results:
         for first, second, third in rows:
             result = results[first].result()
             shown = "FAILED" if result.problem else f"{result.seconds:.2f}"

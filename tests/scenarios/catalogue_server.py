@@ -288,7 +288,7 @@ STOPS = (
     Scenario(
         name="interrupt",
         what="Ctrl-C while a call waits; the next call goes on with the same groups.",
-        profile=SessionProfile(duration=0.8),
+        profile=SessionProfile(duration=2.5),
         rollouts=(0, 0),
         acts=[Act(submits=4, does=["interrupt"])],
         outcome=Outcome(errors=[Error(kind=KeyboardInterrupt)], submits=(4, 4)),

@@ -27,25 +27,25 @@ class Played:
     problem: str = ""
 
 
-def play_by_name(name: str) -> Played:
-    """Play a scenario of the catalogue in this process."""
+def play_by_name(name: str, *, timed: bool) -> Played:
+    """Play a scenario of the catalogue in this process; see `play`."""
     logging.getLogger("analysis").setLevel(logging.CRITICAL)
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     logging.getLogger("slime_bridge").addHandler(logging.NullHandler())
     (scenario,) = (scenario for scenario in SCENARIOS if scenario.name == name)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            return Played(play(scenario, Path(folder)))
+            return Played(play(scenario, Path(folder), timed=timed))
         except Exception:  # handed to whoever asked for this scenario; the others are played all the same
             return Played(0.0, traceback.format_exc())
 
 
 @contextmanager
-def played(scenarios: Iterable[Scenario]) -> Iterator[dict[str, Future[Played]]]:
+def played(scenarios: Iterable[Scenario], *, timed: bool = False) -> Iterator[dict[str, Future[Played]]]:
     """Start playing scenarios and give the pending result of each by name; ends the processes."""
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(PROCESSES, mp_context=context)
     try:
-        yield {scenario.name: pool.submit(play_by_name, scenario.name) for scenario in scenarios}
+        yield {s.name: pool.submit(play_by_name, s.name, timed=timed) for s in scenarios}
     finally:
         pool.shutdown(cancel_futures=True)

@@ -71,7 +71,7 @@ class Stage:
         return self.polar
 
 
-def play(scenario: Scenario, folder: Path) -> float:
+def play(scenario: Scenario, folder: Path, *, timed: bool = False) -> float:
     """Play a scenario and compare; return the seconds that the trainer spent in it.
 
     Parameters
@@ -80,6 +80,8 @@ def play(scenario: Scenario, folder: Path) -> float:
         What to play.
     folder
         An empty folder for the journal and the prompts.
+    timed
+        Compare the seconds too, which says something on a machine without other work only.
 
     Raises
     ------
@@ -107,7 +109,7 @@ def play(scenario: Scenario, folder: Path) -> float:
         else:
             stage.seconds = end_of_process(scenario, stage.server, folder)
             _compare_books(stage, Books(folder))
-        assert stage.seconds < scenario.outcome.within, f"took {stage.seconds:.1f} s"
+        assert not timed or stage.seconds < scenario.outcome.within, f"took {stage.seconds:.1f} s"
         _compare_server(stage)
     left.check()
     return stage.seconds
@@ -208,9 +210,7 @@ def _do(stage: Stage, act: Act, deed: str) -> None:
     elif deed == "good server":
         polar.set_script(FaultScript(sessions=QUICK))
     elif deed == "stop worker":
-        began = time.monotonic()
         stop_global_worker()
-        assert time.monotonic() - began < 5
     elif deed == "interrupt":
         time.sleep(0.2)  # the answer to the submit is on its way; the trainer then waits
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -100,7 +100,7 @@ class Outcome:
     submits
         Range of the number of tasks that the server accepted; None: not looked at.
     within
-        Seconds that all calls and the stop may take.
+        Seconds that all calls and the stop may take; ``make faults`` holds them to it.
     """
 
     delivered: Sequence[int | Sequence[int]] = ((0, 1, 2, 3),)

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from slime_bridge import group_flow
 from slime_bridge.acceptance import Accepted, Rejected, RejectReason
 from slime_bridge.config import resolve_polar_slime_config
 from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
@@ -21,6 +22,7 @@ from slime_bridge.group_flow import GroupFlow, failure_reason
 from slime_bridge.group_task import JudgedGroup
 from slime_bridge.groups import GroupState
 from slime_bridge.journal.schema import EVENTS, EventLog
+from slime_bridge.retry import RetryPolicy
 from tests.slime_bridge.rollouts import Source, make_args
 
 
@@ -145,8 +147,9 @@ class TestFailures:
         """What is no failure of the infrastructure ends the run."""
         assert failure_reason(error) == reason
 
-    def test_failed_group_waits_and_goes_again(self):
+    def test_failed_group_waits_and_goes_again(self, monkeypatch):
         """Back into the queue after a pause, the prompt untouched."""
+        monkeypatch.setattr(group_flow, "_PAUSE", RetryPolicy(initial=600.0, max_delay=600.0))
         bench = Bench()
         first, _ = bench.start()
         prompt = first.prompt
@@ -154,7 +157,7 @@ class TestFailures:
         assert first.state is GroupState.QUEUED
         assert bench.flow.last_error == "InfrastructureError: too late"
         assert bench.flow.admit(None) == []
-        assert 0 < bench.flow.next_ready_in() <= 1
+        assert 0 < bench.flow.next_ready_in() <= 600
         assert first.prompt is prompt
         assert bench.notes.of(0)[-1] == "group_requeued"
         assert bench.flow.step(away=False).draw == 0

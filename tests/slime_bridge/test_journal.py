@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,10 +178,8 @@ def test_a_stuck_disk_neither_blocks_nor_raises_and_the_gap_is_reported(
     journal = Journal(tmp_path, max_queue=10)
     journal.record("rollout_requested", rollout_id=0, wanted=1)
     assert held.wait(10)
-    started = time.monotonic()
     for group in range(25):
         journal.record("group_returned", group=group)
-    assert time.monotonic() - started < 5
     assert journal.dropped == 15
     go.set()
     assert journal.flush(10)

