@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from analysis.explorers.explore import explore
     from analysis.loading import load
     from analysis.run import Run
 
-__all__ = ["Run", "load"]
+__all__ = ["Run", "explore", "load"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from analysis.loading import load
 
         return load
+    if name == "explore":
+        from analysis.explorers.explore import explore
+
+        return explore
     if name == "Run":
         from analysis.run import Run
 

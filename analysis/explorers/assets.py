@@ -11,6 +11,8 @@ from analysis.html import css
 
 __all__ = ["WorkbenchWidget", "script", "styles"]
 
+_SHEETS = ("explorers.css", "token_view.css", "sessions.css")
+
 
 def script(name: str) -> str:
     """Return an ES module of the explorers as text."""
@@ -20,7 +22,8 @@ def script(name: str) -> str:
 @cache
 def styles() -> str:
     """Return the style sheet of everything below the class ``wb``, with what the explorers add."""
-    return css() + files("analysis.explorers").joinpath("static", "explorers.css").read_text("utf-8")
+    folder = files("analysis.explorers").joinpath("static")
+    return css() + "".join(folder.joinpath(sheet).read_text("utf-8") for sheet in _SHEETS)
 
 
 class WorkbenchWidget(anywidget.AnyWidget):  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,19 +102,19 @@ class RunTables:
     @property
     def group_of_session(self) -> Ints:
         """Row of each session's group, -1 for none."""
-        found: Ints = self._once("group_of_session", lambda: self._owners("session"))
+        found: Ints = self.once("group_of_session", lambda: self._owners("session"))
         return found
 
     @property
     def session_of_trace(self) -> Ints:
         """Row of each trace's session, -1 for none."""
-        found: Ints = self._once("session_of_trace", lambda: self._owners("trace"))
+        found: Ints = self.once("session_of_trace", lambda: self._owners("trace"))
         return found
 
     @property
     def group_of_trace(self) -> Ints:
         """Row of each trace's group, -1 for none."""
-        found: Ints = self._once("group_of_trace", self._groups_of_traces)
+        found: Ints = self.once("group_of_trace", self._groups_of_traces)
         return found
 
     # Keys
@@ -122,7 +122,7 @@ class RunTables:
     @property
     def group_keys(self) -> list[GroupKey]:
         """Key of each group, in the order of the table."""
-        found: list[GroupKey] = self._once("group_keys", lambda: _keys(self.groups))
+        found: list[GroupKey] = self.once("group_keys", lambda: _keys(self.groups))
         return found
 
     def group_row(self, key: GroupKey) -> int | None:
@@ -131,7 +131,7 @@ class RunTables:
         A group that was open counts towards another rollout once it is delivered: it is then found by the
         scheduler's or by Slime's number.
         """
-        by_key, by_number = self._once("group_places", lambda: _places(self.group_keys))
+        by_key, by_number = self.once("group_places", lambda: _places(self.group_keys))
         if key in by_key:
             return int(by_key[key])
         return next((int(by_number[n]) for n in _numbers(key) if n in by_number), None)
@@ -170,7 +170,7 @@ class RunTables:
         run
             Where several runs are loaded and both have the session, as a copied run folder has.
         """
-        places = self._once("session_places", lambda: _session_places(self.sessions))
+        places = self.once("session_places", lambda: _session_places(self.sessions))
         found = places.get(session_id, [])
         if run is not None and len(found) > 1:
             names = texts(self.sessions, "run")
@@ -182,8 +182,15 @@ class RunTables:
         frame = self.frames.table(grain)
         if rollouts is None:
             return np.arange(len(frame), dtype=np.int64)
-        ids = self._once(f"rollout_ids/{grain}", lambda: _rollout_ids(frame))
+        ids = self.once(f"rollout_ids/{grain}", lambda: _rollout_ids(frame))
         return np.flatnonzero(np.isin(ids, np.asarray(rollouts, dtype=np.int64)))
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what `make` gives, made once per name until the run is read again."""
+        self._keep_up()
+        if name not in self._found:
+            self._found[name] = make()
+        return self._found[name]
 
     # Inner workings
 
@@ -194,12 +201,6 @@ class RunTables:
                 self._frames = as_frames(self.run)
             self._found = {}
             self._generation = generation
-
-    def _once(self, name: str, make: Any) -> Any:
-        self._keep_up()
-        if name not in self._found:
-            self._found[name] = make()
-        return self._found[name]
 
     def _owners(self, grain: str) -> Ints:
         if isinstance(self.run, Run):

@@ -102,7 +102,7 @@ def panels(
     panels
         Reward, lag, yield and rejections, ready for JSON.
     legend
-        Colours and what they stand for.
+        Colours of the runs; empty if there is only one.
     """
     names = list(dict.fromkeys(texts(numbers, "run")))
     found = {*integers(numbers, "rollout_id").tolist(), *integers(evaluated, "rollout_id").tolist()}
@@ -116,10 +116,7 @@ def panels(
         _yield(numbers, ids, colour if not alone else dict.fromkeys(names, "green")),
         _rejected(rejected, ids, reasons),
     ]
-    legend: list[dict[str, Any]] = [] if alone else [{"label": n, "colour": c} for n, c in colour.items()]
-    if len(evaluated):
-        legend.append({"label": "evaluation", "colour": "vermillion" if alone else "grey", "diamond": True})
-    legend += [{"label": reason.replace("_", " "), "colour": name} for reason, name in reasons.items()]
+    legend = [] if alone else [{"label": name, "colour": own} for name, own in colour.items()]
     return ids, drawn, legend
 
 
@@ -160,19 +157,23 @@ def _reward(
             "x": int(x),
             "y": float(y),
             "label": f"evaluation at {x}",
-            "colour": colour[run] if len(colour) > 1 and run in colour else "vermillion",
+            "colour": colour[run] if len(colour) > 1 and run in colour else "ink",
         }
         for run, x, y in zip(
-            texts(evaluated, "run"), integers(evaluated, "rollout_id"), floats(evaluated, "reward_mean"),
+            texts(evaluated, "run"),
+            integers(evaluated, "rollout_id"),
+            floats(evaluated, "reward_mean"),
             strict=True,
         )
-    ]  # fmt: skip
+    ]
     seen = [floats(numbers, "reward_mean"), floats(evaluated, "reward_mean")]
     if len(series) == 1:
         seen += [means[name] - spread[name], means[name] + spread[name]]
     readout = _readout(means, ids, spread)
-    return _panel("reward", "mean over usable sessions of delivered groups, ±1 sd", seen, series, readout) | {
-        "points": points
+    panel = _panel("reward", "mean over usable sessions of delivered groups, ±1 sd", seen, series, readout)
+    return panel | {
+        "points": points,
+        "legend": [{"mark": "◆", "colour": "ink", "label": "evaluation"}] if points else [],
     }
 
 
@@ -216,6 +217,10 @@ def _rejected(rejected: pd.DataFrame, ids: Sequence[int], reasons: Mapping[str, 
         "kind": "bars",
         "domain": [0.0, top * 1.08],
         "series": series,
+        "legend": [
+            {"mark": "■", "colour": name, "label": reason.replace("_", " ")}
+            for reason, name in reasons.items()
+        ],
         "readout": readout,
         "note": "" if series or not ids else "none rejected",
     }
@@ -246,6 +251,7 @@ def _panel(
         "kind": "line",
         "domain": [low, high + (high - low) * 0.05],
         "series": series,
+        "legend": [],
         "readout": readout,
         "note": "" if there or not series else "not recorded",
     }

@@ -57,6 +57,8 @@ class SelectionState(traitlets.HasTraits):
         Label of the estimator that advantages are shown for; None for the one the run was trained with.
     query
         Text that is searched for.
+    estimator_labels
+        Labels of the estimators that can be chosen, in order; changes when one is added.
     """
 
     rollouts = traitlets.Any(default_value=None, allow_none=True)
@@ -66,6 +68,7 @@ class SelectionState(traitlets.HasTraits):
     window = traitlets.Any(default_value=None, allow_none=True)
     estimator = traitlets.Any(default_value=None, allow_none=True)
     query = traitlets.Unicode("")
+    estimator_labels: Any = traitlets.Tuple()
 
     def __init__(
         self,
@@ -80,6 +83,8 @@ class SelectionState(traitlets.HasTraits):
         if estimators:
             chosen = estimators if isinstance(estimators, Mapping) else list(estimators)
             self.estimators |= labelled(chosen)
+        self._editions: dict[str, int] = {}
+        self.estimator_labels = tuple(self.estimators)
         self.select(**selected)
 
     @property
@@ -194,8 +199,17 @@ class SelectionState(traitlets.HasTraits):
         return self.estimators[wanted] or resolve(wanted)
 
     def add_estimator(self, label: str, estimator: AnyEstimator) -> None:
-        """Offer an estimator of your own under a label; it replaces one of the same label."""
+        """Offer an estimator of your own under a label, and select it; it replaces one of the same label."""
         self.estimators[label] = resolve(estimator)
+        self._editions[label] = self.estimator_edition(label) + 1
+        self.estimator_labels = tuple(self.estimators)
+        if self.estimator == label:
+            self.estimator = None
+        self.estimator = label
+
+    def estimator_edition(self, label: str) -> int:
+        """Return how often the estimator behind a label was replaced: its older results are outdated."""
+        return self._editions.get(label, 0)
 
     # Validation
 

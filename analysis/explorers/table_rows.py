@@ -23,7 +23,7 @@ from analysis.html.tables import writer
 from analysis.html.text import clipped, visible
 from analysis.stats._columns import Bools, Floats, Ints
 
-__all__ = ["Column", "SortKey", "TableRows"]
+__all__ = ["Column", "SortKey", "TableRows", "short_id"]
 
 SortKey = tuple[str, bool]
 """A column and whether it descends."""
@@ -32,7 +32,8 @@ _CELL_CHARACTERS = 160
 _TITLE_CHARACTERS = 2_000
 _WIDTHS = (5, 36)
 _WIDTH_SAMPLE = 200
-_PICTURES = {"bar": 12, "strip": 14}
+_PICTURES = {"bar": 12, "strip": 14, "dumbbell": 18}
+_LISTS = ("strip", "dumbbell")
 _SEPARATOR = "\x1f"
 
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -58,7 +59,8 @@ class Column:
         Heading, and what it means; by default the name with spaces.
     kind
         ``number``, ``text``, ``id``, ``badge`` (a word on a coloured ground), ``bar`` (a number with a bar
-        from zero), ``strip`` (a list of numbers, a mark for each); by default as the dtype suggests.
+        from zero), ``strip`` (a list of numbers, a mark for each), ``dumbbell`` (a list of two numbers, from
+        a mark to a dot); by default as the dtype suggests.
     write
         How to write a value that is not missing.
     badges
@@ -68,7 +70,7 @@ class Column:
     domain
         Ends of the scale of bars and strips; by default those of the column.
     sort_by
-        Column of the frame that is sorted by instead; strips are not sortable without.
+        Column of the frame that is sorted by instead; lists are not sortable without.
     """
 
     name: str
@@ -80,6 +82,12 @@ class Column:
     width: int | None = None
     domain: tuple[float, float] | None = None
     sort_by: str = ""
+
+
+def short_id(value: str) -> str:
+    """Return what tells an id from others of its kind: the first digits of a UUID, all of anything else."""
+    digits = re.search(r"[0-9a-f]{8}(?=-[0-9a-f]{4}-)", value)
+    return digits.group() + "…" if digits else value
 
 
 class TableRows:
@@ -147,7 +155,7 @@ class TableRows:
     @staticmethod
     def sortable(column: Column) -> bool:
         """Tell whether rows can be sorted by a column."""
-        return bool(column.sort_by) or column.kind != "strip"
+        return bool(column.sort_by) or column.kind not in _LISTS
 
     # Search
 
@@ -197,7 +205,7 @@ class TableRows:
         parts = []
         for column in self.columns:
             values = self.frame[column.name]
-            if column.kind != "strip" and not pd.api.types.is_float_dtype(values.dtype):
+            if column.kind not in _LISTS and not pd.api.types.is_float_dtype(values.dtype):
                 parts.append(_strings(values))
         if not parts:
             return pa.array([""] * len(self), pa.string())
@@ -220,7 +228,7 @@ class TableRows:
         return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in rows]
 
     def _column_cells(self, column: Column, values: pd.Series) -> list[Any]:
-        if column.kind == "strip":
+        if column.kind in _LISTS:
             return [_strip(value) for value in values]
         write = self._write[column.name]
         missing = values.isna().to_numpy()
@@ -236,6 +244,8 @@ class TableRows:
         if column.kind == "bar":
             number = float(value)
             return {"t": text, "x": number if np.isfinite(number) else None}
+        if column.kind == "id" and text != str(value):
+            return {"t": text, "f": clipped(visible(str(value)), _TITLE_CHARACTERS)}
         if len(text) > _CELL_CHARACTERS:
             return {"t": text[:_CELL_CHARACTERS] + "…", "f": clipped(text, _TITLE_CHARACTERS)}
         return text
@@ -265,11 +275,11 @@ class TableRows:
         if column.width is not None:
             width = column.width
         elif kind in _PICTURES:
-            width = max(_PICTURES[kind], min(len(label) + 2, _WIDTHS[1]))
+            width = max(_PICTURES[kind], min(len(label) + 3, _WIDTHS[1]))
         else:
             write = column.write or writer(values)
             texts = [len(str(write(v))) for v in values.iloc[:_WIDTH_SAMPLE].dropna()]
-            width = int(np.clip(max([*texts, len(label) + 2]), *_WIDTHS))
+            width = int(np.clip(max([*texts, len(label) + 3]), *_WIDTHS))
         return replace(column, label=label, kind=kind, domain=domain, width=width)
 
 

@@ -38,7 +38,7 @@ function ticks(low, high, most) {
   const unit = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((k) => k * unit).find((s) => s >= raw * 0.999);
   const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(k * step);
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(k * step || 0);
   return found;
 }
 
@@ -51,7 +51,9 @@ function render({ model, el }) {
   clear.type = "button";
   clear.title = "All rollouts again (Escape)";
   const legend = make("span", "wb-overview-legend");
-  status.append(said, clear, legend);
+  const spoken = make("span", "wb-spoken"); // what the eye reads off the cursor
+  spoken.setAttribute("aria-live", "polite");
+  status.append(said, clear, spoken, legend);
   const stage = make("div", "wb-overview-stage");
   stage.tabIndex = 0;
   stage.setAttribute("role", "group");
@@ -64,6 +66,7 @@ function render({ model, el }) {
 
   let svg = null;
   let overlay = null;
+  let titles = null;
   let readouts = [];
   let ids = [];
   let brush = null;
@@ -101,9 +104,11 @@ function render({ model, el }) {
       return;
     }
     svg = draw(stage, "svg", { class: "wb-overview-svg", width, height: total, viewBox: `0 0 ${width} ${total}` });
+    titles = document.createElementNS(SVG, "g");
     panels.forEach((panel, row) => drawPanel(panel, row * (height + TITLE) + TITLE, height));
     drawAxis(panels.length * (height + TITLE));
     overlay = draw(svg, "g", { class: "wb-overview-overlay" });
+    svg.append(titles); // above the fog of the brush
     drawOverlay();
     say();
   }
@@ -112,9 +117,7 @@ function render({ model, el }) {
     const group = draw(svg, "g", {});
     const [bottom, ceiling] = panel.domain;
     const y = (value) => top + height - ((value - bottom) / (ceiling - bottom)) * (height - 2);
-    const title = draw(group, "text", { class: "wb-overview-title", x: LEFT, y: top - 6 }, panel.label);
-    readouts.push({ panel, node: draw(group, "text", { class: "wb-overview-readout", x: width - RIGHT, y: top - 6 }) });
-    draw(title, "title", {}, panel.title);
+    drawTitle(panel, top - 6);
     for (const tick of ticks(bottom, ceiling, height > 60 ? 3 : 2)) {
       draw(group, "line", { class: "wb-gridline", x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick) });
       draw(group, "text", { class: "wb-tick wb-tick-y", x: LEFT - 7, y: y(tick) + 3.5 }, short(tick));
@@ -129,6 +132,17 @@ function render({ model, el }) {
       }), "title", {}, `${point.label}: ${short(point.y)}`);
     }
     if (panel.note) draw(group, "text", { class: "wb-overview-note", x: (LEFT + width - RIGHT) / 2, y: top + height / 2 + 4 }, panel.note);
+  }
+
+  function drawTitle(panel, y) {
+    const title = draw(titles, "text", { class: "wb-overview-title", x: LEFT, y });
+    draw(title, "tspan", {}, panel.label);
+    for (const entry of panel.legend) {
+      draw(title, "tspan", { dx: 12, class: "wb-overview-swatch", style: `fill:${colour(entry.colour)}` }, entry.mark);
+      draw(title, "tspan", { dx: 3, class: "wb-overview-what" }, entry.label);
+    }
+    draw(title, "title", {}, panel.title);
+    readouts.push({ panel, node: draw(titles, "text", { class: "wb-overview-readout", x: width - RIGHT, y }) });
   }
 
   function drawLine(group, series, y) {
@@ -209,16 +223,23 @@ function render({ model, el }) {
     if (cursor !== null && cursor < ids.length) {
       const x = place(ids[cursor]);
       draw(overlay, "line", { class: "wb-overview-cursor", x1: x, x2: x, y1: 0, y2: bottom });
+      const label = short(ids[cursor]);
+      const room = label.length * 7 + 8;
+      draw(overlay, "rect", { class: "wb-overview-tag", x: x - room / 2, y: bottom + 4, width: room, height: 17, rx: 2 });
+      draw(overlay, "text", { class: "wb-overview-at wb-tick-x", x, y: bottom + 16 }, label);
     }
     for (const { panel, node } of readouts) node.textContent = cursor === null ? "" : panel.readout[cursor] || "";
   }
 
   function say() {
     const count = ids.filter((id) => brush && id >= brush[0] && id <= brush[1]).length;
-    const at = cursor !== null && cursor < ids.length ? `  cursor at ${ids[cursor]}` : "";
-    said.textContent = (brush
+    said.textContent = brush
       ? `${brush[0] === brush[1] ? `Rollout ${brush[0]}` : `Rollouts ${brush[0]} to ${brush[1]}`}: ${count} of ${ids.length}`
-      : ids.length ? `All ${ids.length} rollouts` : "") + at;
+      : ids.length ? `All ${ids.length} rollouts` : "";
+    const typing = document.activeElement === stage && !drag && cursor !== null && cursor < ids.length;
+    spoken.textContent = typing
+      ? `Rollout ${ids[cursor]}: ${readouts.map(({ panel }) => `${panel.label} ${panel.readout[cursor] || "missing"}`).join(", ")}`
+      : "";
     clear.hidden = !brush;
   }
 
@@ -226,7 +247,7 @@ function render({ model, el }) {
     legend.replaceChildren();
     for (const entry of model.get("legend")) {
       const item = make("span", "wb-overview-entry");
-      const swatch = make("span", `wb-swatch${entry.diamond ? " wb-diamond" : ""}`);
+      const swatch = make("span", "wb-swatch");
       swatch.style.background = colour(entry.colour);
       item.append(swatch, make("span", "", entry.label));
       legend.append(item);

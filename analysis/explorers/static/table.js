@@ -3,6 +3,7 @@
 
 const ROW = 26; // pixels
 const CHUNK = 100; // rows that are asked for at once
+const SEARCHED_FROM = 20; // rows; fewer are seen at a glance
 const MARGIN = 8; // rows drawn beyond either edge
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -65,6 +66,27 @@ function strip(cell, column) {
   return picture;
 }
 
+function dumbbell(cell, column) {
+  const [low, high] = column.domain;
+  const at = (value) => 4 + ((Math.min(Math.max(value, low), high) - low) / (high - low)) * 112;
+  const [from, to] = cell.x;
+  const picture = draw("svg", { class: "wb-dumbbell", viewBox: "0 0 120 16", width: 120, height: 16, role: "img" });
+  picture.append(draw("line", { class: "wb-scale", x1: 4, x2: 116, y1: 8, y2: 8 }));
+  if (from !== null && to !== null) {
+    picture.append(draw("rect", {
+      class: to < from ? "wb-below" : "wb-above", x: Math.min(at(from), at(to)), width: Math.abs(at(to) - at(from)),
+      y: 5.5, height: 5,
+    }));
+    picture.append(draw("line", { class: "wb-baseline", x1: at(from), x2: at(from), y1: 1, y2: 15 }));
+  }
+  const dot = from === null ? "wb-dot wb-alone" : "wb-dot"; // a reward that is compared with nothing
+  if (to !== null) picture.append(draw("circle", { class: dot, cx: at(to), cy: 8, r: 3.2 }));
+  const title = draw("title", {});
+  title.textContent = cell.f;
+  picture.append(title);
+  return picture;
+}
+
 function fill(node, cell, column) {
   if (cell === null) {
     node.classList.add("wb-na");
@@ -77,6 +99,7 @@ function fill(node, cell, column) {
   }
   if (column.kind === "bar") node.append(bar(cell, column));
   else if (column.kind === "strip") node.append(strip(cell, column));
+  else if (column.kind === "dumbbell") node.append(dumbbell(cell, column));
   else if (column.kind === "badge") node.append(make("span", `wb-badge${cell.m ? ` wb-${cell.m}` : ""}`, cell.t));
   else node.textContent = cell.t;
   if (cell.f) node.title = cell.f;
@@ -130,7 +153,8 @@ function render({ model, el }) {
     const focused = header.contains(document.activeElement) ? document.activeElement.dataset.name : null;
     header.replaceChildren();
     const tracks = columns.map((c, place) =>
-      place === columns.length - 1 && c.kind === "text" ? `minmax(${c.width}ch, 1fr)` : `${c.width + 2}ch`);
+      place === columns.length - 1 && c.kind === "text"
+        ? `minmax(${Math.min(c.width, 24)}ch, 1fr)` : `${c.width * (c.kind === "number" ? 1 : 0.9) + 2}ch`);
     root.style.setProperty("--wb-tracks", tracks.join(" "));
     columns.forEach((column, place) => {
       const cell = make("div", `wb-grid-th wb-kind-${column.kind}`);
@@ -194,7 +218,8 @@ function render({ model, el }) {
   function size() {
     const inSight = Math.max(1, Math.min(total(), model.get("rows_in_sight")));
     body.style.height = `${total() * ROW}px`;
-    view.style.maxHeight = `${(inSight + 1) * ROW + 18}px`;
+    view.style.maxHeight = `${(inSight + 1) * ROW + 3}px`;
+    search.hidden = model.get("count") <= SEARCHED_FROM && !model.get("query");
     empty.textContent = total() ? "" : model.get("count") ? "Nothing matches the search." : "No rows.";
     view.setAttribute("aria-rowcount", String(total()));
   }
