@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import logging
 import traceback
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import traitlets
 
 from analysis.errors import ExplorerError
-from analysis.explorers.assets import WorkbenchWidget, script, styles
+from analysis.explorers.assets import WorkbenchWidget, script
 from analysis.html.token_spans import token_details, turn_edges
 from analysis.token_overlays import OVERLAYS, find_overlay, legend_of, levels_of
 from analysis.trace_tokens import TraceTokens
@@ -118,11 +116,6 @@ def texts_of(tokens: TraceTokens, start: int, stop: int, version: int = 0) -> di
     }
 
 
-@cache
-def _styles() -> str:
-    return styles() + files("analysis.explorers").joinpath("static", "token_view.css").read_text("utf-8")
-
-
 class TokenView(WorkbenchWidget):
     """Tokens of one trace to look at, and to choose a window of.
 
@@ -148,7 +141,6 @@ class TokenView(WorkbenchWidget):
     """
 
     _esm = script("token_view.js")
-    _css = _styles()
 
     trace = traitlets.Dict().tag(sync=True)
     page = traitlets.Dict().tag(sync=True)

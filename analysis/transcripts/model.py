@@ -172,6 +172,13 @@ class Transcript:
         """Prompt and response."""
         return (*self.prompt, *self.response)
 
+    def turn_at(self, position: int) -> Turn | None:
+        """Return the turn that sampled a token, by its position in the whole trace; None if none did."""
+        for turn in self.turns:
+            if turn.start is not None and turn.stop is not None and turn.start <= position < turn.stop:
+                return turn
+        return None
+
     def _repr_html_(self) -> str:
         from analysis.html.style import scoped
         from analysis.html.transcript import transcript_html

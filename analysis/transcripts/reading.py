@@ -20,13 +20,17 @@ from analysis.transcripts.files import MessagePlaces, RawTrace, has_messages, re
 from analysis.transcripts.model import Block, Message, SessionTranscript, Transcript, Turn
 from analysis.transcripts.parsing import messages_of, tools_of
 
-__all__ = ["read_transcript", "transcript_of"]
+__all__ = ["read_transcript", "session_arrays", "transcript_of"]
 
 _PLACES: WeakKeyDictionary[Store, MessagePlaces] = WeakKeyDictionary()
 
 
 def read_transcript(
-    run: Any, session_id: str, *, name: str | None = None, tokens: bool = True
+    run: Any,
+    session_id: str,
+    *,
+    name: str | None = None,
+    tokens: bool | TokenArrays | None = True,
 ) -> SessionTranscript:
     """Return what was said in a session.
 
@@ -42,7 +46,8 @@ def read_transcript(
     name
         Name of the run, where several are loaded that have the session.
     tokens
-        Whether to read the token arrays, for the numbers of each turn.
+        Whether to read the token arrays, for the numbers of each turn; or the session's arrays, where they
+        were read already.
     """
     if not isinstance(run, Run):
         return SessionTranscript(session_id, name)
@@ -58,10 +63,10 @@ def read_transcript(
             continue
         if has_messages(raw):
             source = SOURCE_OF_KIND[file.kind]
-            arrays = _arrays(run, session_id, name) if tokens else None
+            arrays = _given(run, session_id, name, tokens)
             traces = tuple(_joined(trace, arrays) for trace in raw)
             return SessionTranscript(session_id, name, traces, source, file.path, tuple(problems))
-    decoded = _decoded(_arrays(run, session_id, name))
+    decoded = _decoded(_given(run, session_id, name, True if tokens is False else tokens))
     source = "tokens" if decoded else ""
     return SessionTranscript(session_id, name, decoded, source, "", tuple(problems))
 
@@ -133,7 +138,24 @@ def _moved(turn: Turn, offset: int | None) -> Turn:
     return replace(turn, start=turn.start + offset, stop=turn.stop + offset, version_spans=spans)
 
 
-def _arrays(run: Run, session_id: str, name: str | None) -> TokenArrays | None:
+def _given(
+    run: Run, session_id: str, name: str | None, tokens: bool | TokenArrays | None
+) -> TokenArrays | None:
+    if tokens is True:
+        return session_arrays(run, session_id, name)
+    return None if tokens is False else tokens
+
+
+def session_arrays(run: Run, session_id: str, name: str | None = None) -> TokenArrays | None:
+    """Return the token arrays of a session's traces; None if it has no trace.
+
+    Parameters
+    ----------
+    run
+        A loaded run.
+    session_id, name
+        Which session, and of which run where several are loaded.
+    """
     view = run if name is None or len(run.names) < 2 else run.filter(run=name)
     try:
         return view.token_arrays(session_id)
