@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from analysis.lab.polar_server.testing import Fault, FaultScript, serve_polar
+from slime_bridge._acceptor import Acceptor
+from slime_bridge._addresses import bind_sockets
 from slime_bridge._http_errors import HTTPX_ERRORS, translate
 from slime_bridge.client import PolarClient, connection_limits
 from slime_bridge.errors import (
@@ -488,7 +490,7 @@ class TestTimeouts:
 
         async def main() -> None:
             async with _raw_server(lambda reader, writer: asyncio.sleep(60)) as url:
-                async with PolarClient(url, timeout=0.2) as client:
+                async with PolarClient(url, timeout=1.0) as client:
                     for call in (client.submit(b"{}"), client.get_task("t")):
                         error = await _error(call)
                         assert isinstance(error, TransportError)
@@ -518,26 +520,22 @@ async def _raw_server(
     answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[str]:
     """Serve one handler per connection on a free port; connections close with the handler."""
-    running: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        running.add(task)
         try:
             await answer(reader, writer)
+            await writer.drain()
         finally:
             writer.close()
-            running.discard(task)
+            await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    (bound,) = await bind_sockets("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+    acceptor = Acceptor([bound], serve, buffer_bytes=1 << 16)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield url
     finally:
-        server.close()
-        for task in running:
-            task.cancel()
-        await asyncio.sleep(0.01)
+        await acceptor.close(10.0)
 
 
 class TestConcurrency:
@@ -562,7 +560,7 @@ class TestConcurrency:
                 writer.write(head.encode() + body)
 
             async with _raw_server(answer) as url:
-                async with PolarClient(url, limits=connection_limits(count)) as client:
+                async with PolarClient(url, timeout=45.0, limits=connection_limits(count)) as client:
                     async with anyio.create_task_group() as tasks:
                         for _ in range(count):
                             tasks.start_soon(client.list_statuses)

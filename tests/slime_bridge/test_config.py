@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_bridge import config as config_module
 from slime_bridge.config import (
     PolarSlimeConfig,
     check_polar_slime_config,
@@ -22,6 +21,7 @@ from slime_bridge.config import (
     resolve_polar_slime_config,
     resolve_reward_settings,
 )
+from slime_bridge.config import reading as config_module
 from slime_bridge.config.keys import ENVIRONMENT_KEYS, KEYS, SLIME_KEYS
 from slime_bridge.errors import ConfigError, TemplateError
 from slime_bridge.protocol import TaskRequest, encode_task_request

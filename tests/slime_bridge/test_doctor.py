@@ -22,9 +22,9 @@ from analysis.lab.polar_server.testing import (
     serve_polar,
 )
 from analysis.lab.router import Router
-from slime_bridge import doctor
 from slime_bridge._launch import arguments, read_prompt_rows, synthetic_row
 from slime_bridge.doctor import Finding, Report, Severity, run_doctor
+from slime_bridge.doctor import examination as doctor
 from slime_bridge.doctor import probe as doctor_probe
 from slime_bridge.doctor.configuration import build_request, check_configuration, check_templates
 from slime_bridge.doctor.environment import check_slime, check_tracking, check_versions
