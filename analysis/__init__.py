@@ -10,14 +10,16 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from analysis import live
     from analysis.explorers.explore import explore
     from analysis.loading import load
     from analysis.run import Run
 
-__all__ = ["Run", "explore", "load"]
+__all__ = ["Run", "explore", "live", "load"]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,4 +36,6 @@ def __getattr__(name: str) -> Any:
         from analysis.run import Run
 
         return Run
+    if name == "live":
+        return importlib.import_module("analysis.live")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
