@@ -646,6 +646,8 @@ class TestGivingUp:
 FAST = PollSchedule(first=0.05, factor=2.0, max_interval=0.2, min_gap=0.02, max_duty=1.0)
 NEVER = PollSchedule(first=1000.0, max_interval=1000.0)
 QUICK = RetryPolicy(initial=0.02, max_delay=0.2)
+CALLBACK_FIRST = 1.0
+"""Grace for a callback that a test wants before the poll's download, on a slow machine too."""
 
 
 @asynccontextmanager
@@ -737,7 +739,7 @@ class TestCallbacks:
 
     def test_late_callback_changes_nothing(self) -> None:
         """After the poll has delivered, the callback is acknowledged, counted and dropped."""
-        task, _, counts = _over_sockets(_script(Fault("callback_late", seconds=1.0)))
+        task, _, counts = _over_sockets(_script(Fault("callback_late", seconds=2.0)))
         assert task.via == "poll"
         assert counts == {"late": 1}
 
@@ -765,7 +767,9 @@ class TestCallbacks:
     def test_another_tasks_result_changes_nothing(self, kind: str, via: str) -> None:
         """A result with another id is not taken, even at the right address."""
         schedule, posts = (NEVER, 2) if via == "callback" else (FAST, 1)
-        task, _, counts = _over_sockets(_script(Fault(kind)), posts=posts, schedule=schedule)
+        task, _, counts = _over_sockets(
+            _script(Fault(kind)), posts=posts, schedule=schedule, grace=CALLBACK_FIRST
+        )
         assert task.via == via
         assert decode_task_payload(task.body).task_id == "t-a1"
         assert counts["foreign"] == 1
@@ -773,7 +777,8 @@ class TestCallbacks:
     @pytest.mark.parametrize("value", ["text", "truncated", "list", "empty", "null", "not_utf8"])
     def test_malformed_callback_is_made_up_for_by_polling(self, value: str) -> None:
         """Garbage is counted, never delivered, and the poll finds the result."""
-        task, log, counts = _over_sockets(_script(Fault("callback_malformed", value=value)))
+        script = _script(Fault("callback_malformed", value=value))
+        task, log, counts = _over_sockets(script, grace=CALLBACK_FIRST)
         assert task.via == "poll"
         assert counts == {"malformed": 1}
         assert ("rejected_callback" in log.kinds) == (value in ("truncated", "not_utf8"))
@@ -781,7 +786,7 @@ class TestCallbacks:
 
     def test_callback_that_says_running_is_ignored(self) -> None:
         """A record of a task that still runs is no result."""
-        task, log, counts = _over_sockets(_script(Fault("callback_running")))
+        task, log, counts = _over_sockets(_script(Fault("callback_running")), grace=CALLBACK_FIRST)
         assert task.via == "poll"
         assert counts == {"malformed": 1}
         assert "rejected_callback" in log.kinds
@@ -801,7 +806,7 @@ class TestCallbacks:
     def test_slow_callback_is_not_downloaded_beside(self, via: str) -> None:
         """While a body is coming in, polling waits for it; one that breaks off is made up for."""
         fault = Fault("callback_slow", seconds=1.0) if via == "callback" else Fault("callback_cut")
-        task, _, counts = _over_sockets(_script(fault))
+        task, _, counts = _over_sockets(_script(fault), grace=CALLBACK_FIRST)
         assert task.via == via
         assert counts == ({"accepted": 1} if via == "callback" else {"cut": 1})
 

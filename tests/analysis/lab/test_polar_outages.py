@@ -67,7 +67,7 @@ def test_an_answer_may_get_lost_after_the_work_was_done():
 def test_hang_and_reset(kind: str, outcome: str, processed: bool):
     """No answer at all, with the task accepted or not."""
     with _play(Fault(kind, on="submit", tasks=[0], processed=processed)) as polar:
-        assert _send(polar, "t-1", timeout=0.5) == outcome
+        assert _send(polar, "t-1", timeout=1.5) == outcome
         assert polar.submits == int(processed)
         assert _send(polar, "t-2") == "200"
 
@@ -120,10 +120,10 @@ def test_each_poll_has_luck_of_its_own():
 def test_an_outage_refuses_connections_and_ends_by_itself():
     """Connections are refused, not just unanswered; sessions go on meanwhile and their callback arrives."""
     slow = Fault("session_slow", seconds=0.2)
-    with callback_sink() as sink, _play(slow, Fault("outage", on="health", seconds=0.8)) as polar:
+    with callback_sink() as sink, _play(slow, Fault("outage", on="health", seconds=2.0)) as polar:
         submit(polar, "t-1", callback_url=sink.url)
         assert _outcome(lambda: get(polar, "/health")) == "ReadError"
-        assert _send(polar, "t-2", timeout=0.2) == "ConnectError"
+        assert _send(polar, "t-2") == "ConnectError"
         polar.wait_until(lambda: sink.received)
         polar.wait_until(lambda: _send(polar, "t-3") == "200")
         assert "t-1" in polar.tasks
@@ -132,7 +132,7 @@ def test_an_outage_refuses_connections_and_ends_by_itself():
 
 def test_an_outage_can_begin_at_a_time():
     """`since` without another condition starts a timer."""
-    with _play(Fault("outage", since=0.2, seconds=0.3)) as polar:
+    with _play(Fault("outage", since=1.0, seconds=1.5)) as polar:
         port = int(polar.url.rsplit(":", 1)[1])
         assert get(polar, "/health").status_code == 200
         polar.wait_until(lambda: _outcome(lambda: get(polar, "/health")) == "ConnectError")
@@ -145,7 +145,7 @@ def test_live_connections_are_cut_by_an_outage():
     """A kept-alive connection does not survive it."""
     with _play() as polar, httpx.Client(base_url=polar.url, trust_env=False, verify=False) as client:
         assert client.get("/health").status_code == 200
-        polar.refuse(0.3)
+        polar.refuse(1.5)
         assert _outcome(lambda: client.get("/health")) in ("ReadError", "ConnectError", "RemoteProtocolError")
         polar.wait_until(lambda: _outcome(lambda: client.get("/health")) == "200")
 
@@ -166,7 +166,7 @@ def test_a_restart_forgets_everything():
 
 def test_a_restart_may_take_time():
     """With `seconds` the port refuses meanwhile."""
-    with _play(Fault("restart", on="health", seconds=0.4)) as polar:
+    with _play(Fault("restart", on="health", seconds=1.5)) as polar:
         submit(polar, "t-1")
         assert _outcome(lambda: get(polar, "/health")) == "ReadError"
         assert _outcome(lambda: get(polar, "/health")) == "ConnectError"
@@ -195,7 +195,7 @@ def test_tasks_can_be_forgotten_one_by_one():
 def test_each_broken_connection(kind: str, outcomes: set[str]):
     """The client sees what it should, and the next connection works."""
     with _play(Fault(kind, times=1)) as polar:
-        assert _send(polar, "t-1", timeout=0.5) in outcomes
+        assert _send(polar, "t-1", timeout=1.5) in outcomes
         assert _send(polar, "t-1") == "200"
         assert polar.submits == 1
 
