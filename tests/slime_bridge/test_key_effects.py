@@ -19,7 +19,8 @@ from analysis.lab.polar_server.testing import (
     SessionProfile,
     serve_polar,
 )
-from slime_bridge import capabilities, config
+from slime_bridge import capabilities
+from slime_bridge.config import reading as config_reading
 from slime_bridge.config.keys import ENVIRONMENT_KEYS, KEYS, SLIME_KEYS
 from slime_bridge.data_source import CeilEpochRolloutDataSourceWithBuffer
 from slime_bridge.errors import (
@@ -63,7 +64,7 @@ def shows(*keys):
 def _clean(caplog):
     caplog.set_level(logging.INFO, logger="slime_bridge")
     capabilities._told.clear()
-    config._log_once.cache_clear()
+    config_reading._log_once.cache_clear()
     yield
     stop_global_worker()
 
