@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, help="run folder, new or empty (default: runs/lab-<time>-seed<N>)"
     )
+    parser.add_argument("--no-figures", action="store_true", help="leave the figures out")
     parser.add_argument(
         "--fast", action="store_true", help="a smaller run that only shows that everything works"
     )
@@ -80,10 +81,10 @@ def run(options: argparse.Namespace) -> int:
         settings = settings_from(options)
     except ValueError as error:
         return _refuse(error)
-    return run_settings(settings, options.out)
+    return run_settings(settings, options.out, figures=not options.no_figures)
 
 
-def run_settings(settings: LabSettings, out: Path | None = None) -> int:
+def run_settings(settings: LabSettings, out: Path | None = None, *, figures: bool = True) -> int:
     """Run the lab, talking to standard output.
 
     Parameters
@@ -92,6 +93,8 @@ def run_settings(settings: LabSettings, out: Path | None = None) -> int:
         What to run.
     out
         Run folder, new or empty; one below ``runs/`` if None.
+    figures
+        Whether to draw the figures at the end.
 
     Returns
     -------
@@ -110,7 +113,7 @@ def run_settings(settings: LabSettings, out: Path | None = None) -> int:
             progress.stage(f"run folder {folder.root}")
             from analysis.lab.run import run_lab  # here, so that the line above comes before PyTorch
 
-            run_lab(settings, folder, progress=progress, interrupts=interrupts)
+            run_lab(settings, folder, progress=progress, interrupts=interrupts, figures=figures)
         except BaseException as error:  # whatever ends the run, Ctrl-C included, becomes a message and a code
             with interrupts.shielded():
                 progress.close()

@@ -59,7 +59,12 @@ _TOKENIZER_FILES = ("tokenizer*", "chat_template*", "special_tokens_map.json", "
 
 
 def run_lab(
-    settings: LabSettings, folder: RunFolder, *, progress: Progress, interrupts: Interrupts
+    settings: LabSettings,
+    folder: RunFolder,
+    *,
+    progress: Progress,
+    interrupts: Interrupts,
+    figures: bool = True,
 ) -> Summary:
     """Run the whole job.
 
@@ -73,6 +78,8 @@ def run_lab(
         Shows what goes on.
     interrupts
         Owns the process's signals; clean-up is shielded through it.
+    figures
+        Whether to draw the figures at the end.
 
     Returns
     -------
@@ -84,7 +91,7 @@ def run_lab(
         _train(settings, folder, progress, interrupts)
         (folder.checkpoint / "live").rename(folder.checkpoint / "final")
         interrupts.check()
-        return _report(settings, folder, progress)
+        return _report(settings, folder, progress, figures)
 
 
 def _train(settings: LabSettings, folder: RunFolder, progress: Progress, interrupts: Interrupts) -> None:
@@ -232,15 +239,17 @@ def _version(distribution: str) -> str:
         return "not installed"
 
 
-def _report(settings: LabSettings, folder: RunFolder, progress: Progress) -> Summary:
+def _report(settings: LabSettings, folder: RunFolder, progress: Progress, figures: bool) -> Summary:
     # Here, because pandas and Matplotlib are not needed before the end and take a second to load.
-    from analysis.lab.figures import draw_figures
     from analysis.lab.frames import read_metrics, rejection_frame
 
-    progress.stage("drawing figures")
-    limit = settings.max_async_level + 1
-    for path in draw_figures(folder, reward_key=REWARD_KEY, lag_limit=limit):
-        logger.info("wrote %s", path)
+    if figures:
+        from analysis.lab.figures import draw_figures
+
+        progress.stage("drawing figures")
+        limit = settings.max_async_level + 1
+        for path in draw_figures(folder, reward_key=REWARD_KEY, lag_limit=limit):
+            logger.info("wrote %s", path)
     rejections = rejection_frame(folder.bridge).dropna(subset=["reason"])
     counts: Counter[str] = Counter()
     for reason, groups in zip(rejections["reason"], rejections["groups"], strict=True):

@@ -29,6 +29,8 @@ from analysis.live.watching import Watch, watch
 
 __all__ = ["Lab"]
 
+_PREFLIGHT_SAMPLES = 8
+
 
 class Lab:
     """A connection; made by `connect`. A context manager that closes itself at the end.
@@ -131,11 +133,10 @@ class Lab:
         if prompts is None and self.embedded:
             prompts = self.prompts(1)
         rows = () if prompts is None else prompt_rows(prompts)
-        plan = Plan(rows or ({"prompt": "Say hello."},), 1, self._keys(keys))
+        plan = Plan(rows or ({"prompt": "Say hello."},), _PREFLIGHT_SAMPLES, self._keys(keys))
         args = plan.arguments(
             polar_url=self._backend.polar_url, run_dir=self._runs, callback_host=self._backend.callback_host
         )
-        args.polar_run_dir = None
         return run_preflight(
             args, router_url=self._backend.router_url, prompts=rows, probe=probe, timeout=timeout
         )

@@ -57,7 +57,7 @@ def training_process(folder: Path, settings: LabSettings) -> ChildProcess:
     path = folder / _SETTINGS
     write_text(path, json.dumps(settings.to_dict(), indent=2) + "\n")
     argv = [sys.executable, "-m", "analysis.cli", "lab", "--settings", str(path)]
-    argv += ["--out", str(run_path(folder))]
+    argv += ["--out", str(run_path(folder)), "--no-figures"]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return ChildProcess(
         argv, name="training", log_path=folder / _LOG, env=environment, stop_timeout=_STOP_SECONDS
