@@ -62,8 +62,9 @@ class PollSchedule:
     """When to ask.
 
     A task of age ``a`` is due again after ``a * (factor - 1)`` seconds, bounded by `first` and
-    `max_interval`: with the defaults at 2, 4, 8, 16, 31, 46, ... seconds. While callbacks work it is due
-    every `max_interval`.
+    `max_interval`: with the defaults at 2, 4, 8, 13, 18, ... seconds. While callbacks work the first polls
+    are left out, and it is due every `max_interval`: a task that fails on the server gets no callback at
+    all, and must not wait long for somebody to notice. One request asks for all tasks.
 
     Parameters
     ----------
@@ -78,13 +79,17 @@ class PollSchedule:
     max_duty
         Most share of the time that requests may take: a server with a hundred thousand past tasks lists them
         all.
+    sparing_interval
+        Bound in place of `max_interval` where asking is expensive, in seconds: the list takes long, or the
+        server has none and each task is asked for with all its results.
     """
 
     first: float = 2.0
     factor: float = 2.0
-    max_interval: float = 15.0
+    max_interval: float = 5.0
     min_gap: float = 0.5
     max_duty: float = 0.05
+    sparing_interval: float = 15.0
 
     def __post_init__(self) -> None:
         if not (
@@ -97,11 +102,12 @@ class PollSchedule:
                 f"a poll schedule needs 0 < first <= max_interval, factor > 1, 0 < max_duty <= 1, got {self}"
             )
 
-    def interval(self, age: float, *, callbacks_work: bool | None) -> float:
+    def interval(self, age: float, *, callbacks_work: bool | None, sparing: bool = False) -> float:
         """Return the seconds until a task of this age in seconds is due again."""
+        most = max(self.max_interval, self.sparing_interval) if sparing else self.max_interval
         if callbacks_work:
-            return self.max_interval
-        return min(self.max_interval, max(self.first, age * (self.factor - 1.0)))
+            return most
+        return min(most, max(self.first, age * (self.factor - 1.0)))
 
 
 class Watch:
@@ -177,9 +183,7 @@ class StatusPoller:
     def watch(self, task_id: str) -> Watch:
         """Watch a task that the server has just accepted."""
         now = anyio.current_time()
-        watch = Watch(
-            self, task_id, now, now + self._schedule.interval(0.0, callbacks_work=self.callbacks_work)
-        )
+        watch = Watch(self, task_id, now, now + self._interval(0.0))
         self._watches[watch] = None
         if watch.due < self._planned:
             self._replan.set()
@@ -207,7 +211,7 @@ class StatusPoller:
             self._tell(statuses, started)
             ended = anyio.current_time()
             pause = (ended - started) * (1.0 / self._schedule.max_duty - 1.0)
-            not_before = ended + min(max(self._schedule.min_gap, pause), self._schedule.max_interval)
+            not_before = ended + max(self._schedule.min_gap, min(pause, self._schedule.sparing_interval))
 
     async def _ask(self) -> dict[str, str]:
         self.polls += 1
@@ -248,4 +252,7 @@ class StatusPoller:
                 watch._raise(Signal.MISSING)
             elif not is_running(status):
                 watch._raise(Signal.ENDED)
-            watch.due = now + self._schedule.interval(now - watch.began, callbacks_work=self.callbacks_work)
+            watch.due = now + self._interval(now - watch.began)
+
+    def _interval(self, age: float) -> float:
+        return self._schedule.interval(age, callbacks_work=self.callbacks_work, sparing=self._blind)

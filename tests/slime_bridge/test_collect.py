@@ -200,8 +200,21 @@ class TestPolling:
                     tasks.start_soon(one, f"t{n}")
 
         _virtual(polar, main)
-        assert len(polar.routes("status")) == 5
+        assert len(polar.routes("status")) == 7
         assert len(polar.routes("task")) == len(set(polar.routes("task"))) == 100
+
+    def test_failed_task_is_found_in_seconds_while_callbacks_work(self) -> None:
+        """A task that failed gets no callback; that those of other tasks arrive does not hide it for long."""
+        polar = _Polar(duration=41.0, status="failed")
+
+        async def main(collector: Collector, log: _Log) -> float:
+            collector.poller.callbacks_work = True
+            with pytest.raises(TaskFailedError):
+                await collect_task(collector, _build, deadline=600.0, on_event=log)
+            return anyio.current_time()
+
+        assert _virtual(polar, main) == 45.0
+        assert len(polar.routes("status")) == 9
 
     @pytest.mark.parametrize("status", ["failed", "cancelled", "new-kind-of-end"])
     def test_other_ends_are_errors_that_keep_the_record(self, status: str) -> None:
