@@ -21,6 +21,7 @@ COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky")
 """Names of colours, in the order that lines get them."""
 
 _WIDTH, _HEIGHT = 300, 150
+_LEAST_SPAN = 1e-12
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40, 8, 8, 20
 
 _CHART = template(
@@ -65,18 +66,18 @@ def axis_ticks(low: float, high: float, most: int = 4) -> list[float]:
     Parameters
     ----------
     low, high
-        The range; equal ends are widened.
+        The range; ends that are equal, or differ by less than is worth drawing, are widened.
     most
         Steps at most.
     """
-    if low == high:
-        pad = abs(low) * 0.1 or 1.0
+    if high - low < max(_LEAST_SPAN, 1e-9 * max(abs(low), abs(high))):
+        pad = abs(low) * 0.1 if abs(low) > _LEAST_SPAN else 1.0
         low, high = low - pad, high + pad
     raw = (high - low) / most
     magnitude = 10.0 ** math.floor(math.log10(raw))
     step = next(m * magnitude for m in (1.0, 2.0, 2.5, 5.0, 10.0) if m * magnitude >= raw * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
 
 
 def line_chart(

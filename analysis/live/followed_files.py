@@ -13,11 +13,12 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 __all__ = ["FollowedLines", "FollowedRecords"]
 
 _CHUNK_BYTES = 4 * 2**20
+_HEAD_BYTES = 256
 _MAX_LINE_BYTES = 64 * 2**20
 
 
@@ -26,6 +27,7 @@ class _Place:
     """How far one file was read."""
 
     identity: tuple[int, int]
+    head: bytes = b""
     offset: int = 0
     skipping: bool = False
 
@@ -43,6 +45,7 @@ class FollowedLines:
         self.path = path
         self.restarts = 0
         self._place: _Place | None = None
+        self._gone = False
 
     def new_lines(self) -> Iterator[bytes]:
         """Yield the complete lines that were written since the last call; nothing if there is no file.
@@ -54,22 +57,34 @@ class FollowedLines:
         """
         try:
             with self.path.open("rb") as file:
-                status = _stat(file)
-                place = self._found(status)
+                place = self._found(file)
                 file.seek(place.offset)
                 yield from self._read(file, place)
         except FileNotFoundError:
-            return
+            self._gone = True
 
-    def _found(self, status: tuple[tuple[int, int], int]) -> _Place:
-        identity, size = status
+    def _found(self, file: BinaryIO) -> _Place:
+        """Return where to go on: at the beginning if this is another file, or less of it, than before."""
+        status = os.fstat(file.fileno())
+        identity = (status.st_dev, status.st_ino)
+        # A new file may get the number of a removed one, so its first bytes are compared too.
+        head = file.read(_HEAD_BYTES)
         place = self._place
-        if place is None or place.identity != identity or size < place.offset:
+        same = (
+            place is not None
+            and not self._gone
+            and place.identity == identity
+            and status.st_size >= place.offset
+            and head.startswith(place.head)
+        )
+        self._gone = False
+        if place is None or not same:
             self.restarts += place is not None
             place = self._place = _Place(identity)
+        place.head = head
         return place
 
-    def _read(self, file: Any, place: _Place) -> Iterator[bytes]:
+    def _read(self, file: BinaryIO, place: _Place) -> Iterator[bytes]:
         rest = b""
         while chunk := file.read(_CHUNK_BYTES):
             whole = rest + chunk
@@ -133,8 +148,3 @@ class FollowedRecords:
                     yield path, record
                 else:
                     self.unreadable += 1
-
-
-def _stat(file: Any) -> tuple[tuple[int, int], int]:
-    status = os.fstat(file.fileno())
-    return (status.st_dev, status.st_ino), status.st_size
