@@ -87,7 +87,8 @@ def _joined(table: pa.Table, entity: Ints, columns: Sequence[Column], sources: S
         arrays[column.name] = _pick_values(values, picks, entity, source, count, column)
         compared = column.name not in _NEVER_COMPARED and column.dtype != TIME and column.combine != "any"
         if compared and len(picks) > 1:
-            _compare(column.name, values, picks, source, sources, conflicts)
+            alike = _alike(table, entity, count, column.unless)
+            _compare(column.name, values, picks, source, sources, conflicts, alike)
     arrays["sources"] = _source_names(table, entity, source, count, sources)
     texts = [None] * count
     for number, lines in conflicts.items():
@@ -153,6 +154,15 @@ def _pick_values(
     return pa.array(sums, type=values.type, mask=best < 0)
 
 
+def _alike(table: pa.Table, entity: Ints, count: int, unless: str | None) -> Any:
+    """Return for each entity whether its sources should say the same."""
+    alike = np.ones(count, dtype=bool)
+    if unless is not None:
+        differs = pc.fill_null(one_array(table.column(unless)), False).to_numpy(zero_copy_only=False)
+        alike[entity[np.asarray(differs, dtype=bool)]] = False
+    return alike
+
+
 def _source_names(
     table: pa.Table, entity: Ints, source: Ints, count: int, sources: Sequence[str]
 ) -> pa.Array:
@@ -174,12 +184,13 @@ def _compare(
     source: Ints,
     sources: Sequence[str],
     conflicts: dict[int, list[str]],
+    alike: Any,
 ) -> None:
-    """Note the entities whose sources do not say the same."""
+    """Note the entities whose sources do not say the same, although they should."""
     best = picks[0][1]
     said: dict[int, dict[str, Any]] = {}
     for code, chosen in picks[1:]:
-        both = np.flatnonzero((best >= 0) & (chosen >= 0))
+        both = np.flatnonzero((best >= 0) & (chosen >= 0) & alike)
         ours, theirs = values.take(best[both]), values.take(chosen[both])
         for place in np.flatnonzero(_differ(ours, theirs)).tolist():
             number = int(both[place])

@@ -57,6 +57,8 @@ class Column:
         When it is missing.
     combine
         How two rows of one source about the same thing become one (`COMBINE`).
+    unless
+        Name of a yes-or-no column: where it says yes, sources differ by nature, and no conflict is noted.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Column:
     sources: tuple[str, ...]
     missing: str
     combine: str = "last"
+    unless: str | None = None
 
 
 def _make(
@@ -83,6 +86,7 @@ def _make(
                 sources=tuple(options.get("sources", sources).split()),
                 missing=options.get("missing", missing),
                 combine=options.get("combine", "last"),
+                unless=options.get("unless"),
             )
         )
     return tuple(columns)
@@ -96,7 +100,8 @@ def integers(sources: str, unit: str, missing: str, *rows: tuple[str, ...]) -> t
     sources, unit, missing
         As in `Column`; sources in one string, separated by blanks.
     *rows
-        Name and meaning, then ``key=value`` strings for what differs: sources, unit, missing, combine.
+        Name and meaning, then ``key=value`` strings for what differs: sources, unit, missing, combine,
+        unless.
     """
     return _make(INTEGER, sources, unit, missing, rows)
 

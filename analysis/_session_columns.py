@@ -61,6 +61,8 @@ TIMING_MAPS: dict[str, str] = {
 
 EXTRA_TIMING_COLUMN = "timing_extra"
 
+_ALTERED = "unless=altered"
+
 _IDENTITY = ids(
     "run",
     "rollout_id",
@@ -109,6 +111,17 @@ _OUTCOME = (
             "usable",
             "it has a token to train on; from Polar's file alone: it completed, has a trace with mask 1 and "
             "the server did not mask it",
+            _ALTERED,
+        ),
+    ),
+    *booleans(
+        "journal rollout_dump rejected",
+        "no journal and no dump",
+        (
+            "altered",
+            "the bridge dropped or clipped traces or masked tokens: less of it is trained on than the server "
+            "delivered",
+            "combine=any",
         ),
     ),
     *texts(
@@ -136,6 +149,7 @@ _REWARD = (
             "reward",
             "mean over the trainable traces that have one; without any, that of the last trace that has "
             "one, else the evaluator's outcome",
+            _ALTERED,
         ),
     ),
     *floats(
@@ -188,8 +202,8 @@ _LAG = (
         "journal polar rollout_dump rejected",
         "version",
         "no engine and no gateway reported versions",
-        ("weight_version_oldest", "oldest weights that served one of its turns"),
-        ("weight_version_newest", "newest weights that served one of its turns"),
+        ("weight_version_oldest", "oldest weights that served one of its turns", _ALTERED),
+        ("weight_version_newest", "newest weights that served one of its turns", _ALTERED),
     ),
     *integers(
         "journal rollout_dump",
@@ -211,7 +225,7 @@ _TOKENS = (
         "polar rollout_dump rejected",
         "traces",
         _NO_RESULT,
-        ("traces", "in the server's result; in a dump alone: those that became samples"),
+        ("traces", "in the server's result; in a dump alone: those that became samples", _ALTERED),
     ),
     *integers(
         "journal rollout_dump rejected",
@@ -232,16 +246,16 @@ _TOKENS = (
         "polar rollout_dump rejected",
         "tokens",
         "its traces are not in any file",
-        ("prompt_tokens", "before the responses, added up over its traces"),
-        ("response_tokens", "after the prompts, sampled or not, added up over its traces"),
-        ("masked_tokens", "of these with mask 0: tool output and other text that nobody sampled"),
-        ("turns", "stretches of sampled tokens, added up over its traces", "unit=turns"),
+        ("prompt_tokens", "before the responses, added up over its traces", _ALTERED),
+        ("response_tokens", "after the prompts, sampled or not, added up over its traces", _ALTERED),
+        ("masked_tokens", "of these with mask 0: tool output and other text that nobody sampled", _ALTERED),
+        ("turns", "stretches of sampled tokens, added up over its traces", "unit=turns", _ALTERED),
     ),
     *integers(
         "journal rollout_dump rejected polar",
         "tokens",
         "its traces are not in any file and no journal knows it",
-        ("trainable_tokens", "with mask 1 after conversion; from Polar's file alone: as received"),
+        ("trainable_tokens", "with mask 1 after conversion; from Polar's file alone: as received", _ALTERED),
     ),
 )
 

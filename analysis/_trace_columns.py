@@ -72,6 +72,10 @@ _OUTCOME = (
         _NOT_DUMPED,
         ("removed", "the sample is to be trained on as if its mask were 0 (`remove_sample`)"),
         ("clipped", "its response was cut to fit"),
+        (
+            "altered",
+            "the bridge clipped it or masked what the server had not: what it counts in the dump is less",
+        ),
     ),
     *booleans(
         "polar rollout_dump rejected",
@@ -125,13 +129,15 @@ _REWARD = (
     ),
 )
 
+_ALTERED = "unless=altered"
+
 _TOKENS = (
     *integers(
         "polar rollout_dump rejected train_dump",
         "tokens",
         "its token arrays are not in any file",
         ("prompt_tokens", "before the response"),
-        ("response_tokens", "after the prompt, sampled or not"),
+        ("response_tokens", "after the prompt, sampled or not", _ALTERED),
     ),
     *integers(
         "polar rollout_dump rejected",
@@ -140,9 +146,10 @@ _TOKENS = (
         (
             "sampled_tokens",
             "with mask 1 as received from the server; in a dump alone: as in the dump",
+            _ALTERED,
         ),
-        ("masked_tokens", "with mask 0: tool output and other text that nobody sampled"),
-        ("turns", "stretches of sampled tokens", "unit=turns"),
+        ("masked_tokens", "with mask 0: tool output and other text that nobody sampled", _ALTERED),
+        ("turns", "stretches of sampled tokens", "unit=turns", _ALTERED),
     ),
     *integers(
         "train_dump rollout_dump rejected",
@@ -170,23 +177,27 @@ _TOKENS = (
         "polar rollout_dump rejected train_dump",
         "nats",
         "no logprobs, misaligned ones, or no sampled token",
-        ("logprob_mean", "mean over the sampled tokens, under the policy that sampled"),
-        ("logprob_min", "smallest of these"),
-        ("logprob_sum", "their sum"),
-        ("logprob_zero_share", "fraction of these that is exactly 0", "unit=fraction"),
+        ("logprob_mean", "mean over the sampled tokens, under the policy that sampled", _ALTERED),
+        ("logprob_min", "smallest of these", _ALTERED),
+        ("logprob_sum", "their sum", _ALTERED),
+        ("logprob_zero_share", "fraction of these that is exactly 0", "unit=fraction", _ALTERED),
     ),
     *integers(
         "polar rollout_dump rejected train_dump",
         "tokens",
         "no logprobs, misaligned ones, or no sampled token",
-        ("logprob_missing", "sampled tokens whose logprob is null, NaN or infinite; left out of the above"),
+        (
+            "logprob_missing",
+            "sampled tokens whose logprob is null, NaN or infinite; left out of the above",
+            _ALTERED,
+        ),
     ),
     *texts(
         "polar rollout_dump rejected",
         "version",
         "no engine and no gateway reported versions",
-        ("weight_version_oldest", "oldest weights that served one of its turns"),
-        ("weight_version_newest", "newest weights that served one of its turns"),
+        ("weight_version_oldest", "oldest weights that served one of its turns", _ALTERED),
+        ("weight_version_newest", "newest weights that served one of its turns", _ALTERED),
     ),
     *integers(
         _DUMPS,

@@ -190,19 +190,17 @@ def _from_ranges(place: Place, ranges: Places, window: slice) -> TraceArrays:
             texts[name] = os.pread(stream.fileno(), length, offset)
             if len(texts[name]) != length or texts[name][:1] != b"[" or texts[name][-1:] != b"]":
                 raise LoadError(f"{place.path}: no {name} array at byte {offset:,}", _CHANGED)
-    mask, logprobs = texts.get("mask", b"[]"), texts.get("logprob")
     try:
+        mask, logprobs = texts.get("mask", b"[]"), texts.get("logprob")
         prompt, response = _JsonArray(texts.get("prompt", b"[]")), _JsonArray(texts.get("response", b"[]"))
         start, stop, _ = window.indices(len(prompt) + len(response))
         first, last = max(0, start - len(prompt)), max(0, stop - len(prompt))
-        numbers = None if logprobs is None else _JsonArray(logprobs)
+        numbers = _JsonArray(logprobs or b"[]").part(first, last, _NUMBERS, _LAX_NUMBERS, np.float32)
         return TraceArrays(
             prompt=prompt.part(start, stop, _INTS, _LAX_INTS, np.int32),
             response=response.part(first, last, _INTS, _LAX_INTS, np.int32),
             mask=None if mask == b"[]" else _flags_of(mask),
-            logprobs=None
-            if numbers is None
-            else numbers.part(first, last, _NUMBERS, _LAX_NUMBERS, np.float32),
+            logprobs=None if logprobs is None else numbers,
         )
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
         raise LoadError(f"{place.path}: a token array cannot be read", str(error)[:200]) from error
@@ -248,7 +246,8 @@ def _decoded_list(text: bytes, strict: Any, lax: Any) -> Any:
 
 
 def _ids(values: Any) -> Ids:
-    return np.asarray(values, dtype=np.int32)
+    # Lists, arrays or tensors: only None means that there are none, for an array has no truth value.
+    return np.asarray([] if values is None else values, dtype=np.int32)
 
 
 def _flags(values: Any) -> Flags:
@@ -272,8 +271,10 @@ def _each(items: Iterable[Any], make: Callable[[Any], TraceArrays]) -> list[Trac
 
 
 def _of_sample(sample: Mapping[str, Any]) -> TraceArrays:
-    tokens = _ids(sample.get("tokens") or [])
+    tokens = _ids(sample.get("tokens"))
     cut = len(tokens) - int(sample.get("response_length") or 0)
+    if not 0 <= cut <= len(tokens):
+        raise ValueError(f"a response of {len(tokens) - cut:,} tokens in a sample of {len(tokens):,}")
     mask, logprobs = sample.get("loss_mask"), sample.get("rollout_log_probs")
     return TraceArrays(
         prompt=tokens[:cut],
@@ -317,8 +318,8 @@ def _from_polar(place: Place, options: ReadOptions) -> list[TraceArrays | str]:
 def _of_trace(trace: Mapping[str, Any]) -> TraceArrays:
     mask, logprobs = trace.get("loss_mask"), trace.get("response_logprobs")
     return TraceArrays(
-        prompt=_ids(trace.get("prompt_ids") or []),
-        response=_ids(trace.get("response_ids") or []),
+        prompt=_ids(trace.get("prompt_ids")),
+        response=_ids(trace.get("response_ids")),
         mask=_flags(mask) if mask else None,
         logprobs=None if logprobs is None else _numbers(logprobs),
     )
@@ -331,13 +332,12 @@ _PER_TOKEN = (
 
 
 def _from_train_dump(place: Place, options: ReadOptions) -> list[TraceArrays | str]:
-    content = _mapping(
-        load_pt(place.path, trusted=options.trusted, max_bytes=options.memory_limit()), place.path
-    )
+    loaded = load_pt(place.path, trusted=options.trusted, max_bytes=options.memory_limit())
+    content = _mapping(loaded, place.path)
     data = _mapping(content.get("rollout_data"), place.path)
-    rank = content.get("rank")
+    rank, tokens = content.get("rank"), data.get("tokens")
     trained = partial(_trained, data, rank if isinstance(rank, int) else 0)
-    return _each(range(len(data.get("tokens") or ())), trained)
+    return _each(range(0 if tokens is None else len(tokens)), trained)
 
 
 def _trained(data: Mapping[str, Any], rank: int, item: int) -> TraceArrays:

@@ -23,6 +23,7 @@ _ENDS = {
 }
 _FACTS = ("group_index", "policy_version", "rollout_step")
 _MALFORMED = "a record has no usable sessions"
+_ALTERING = ("dropped_traces", "clipped_traces", "masked_tokens")
 
 
 class _Task:
@@ -217,6 +218,7 @@ class GroupLife:
             "dropped_traces": integer(session.get("dropped_traces")),
             "dropped_tokens": integer(session.get("dropped_tokens")),
             "clipped_traces": integer(session.get("clipped_traces")),
+            "altered": any(integer(session.get(name)) for name in _ALTERING),
             "aborted_masked_tokens": integer(session.get("masked_tokens")),
             "missing_rewards": integer(session.get("missing_rewards")),
             "trainable_tokens": integer(session.get("trainable_tokens")),

@@ -216,7 +216,9 @@ def _tokens(prompt: int | None, response: int | None) -> TraceTokens:
 
 def _versions(about: _TraceMetadata, flags: bytes | None, submitted: Any) -> tuple[str, str] | None:
     calls: list[Any] = list(about.completion_metadata or (about,))
-    reported = [call.weight_version for call in calls if call.weight_versions is None]
+    reported = [
+        call.weight_version for call in calls if call.weight_versions is None and call.meta_info is None
+    ]
     if len(reported) == len(calls) and all(type(version) is str for version in reported):
         return oldest_and_newest(reported)
     for call in calls:

@@ -26,6 +26,7 @@ from slime_bridge.sample_view import is_placeholder, polar_metadata, trajectory_
 __all__ = ["own_cells", "reward_of", "sample_ids", "sample_tokens", "trainable_count", "version_cells"]
 
 _REWARD_NAMES = ("score", "reward")
+_WHOLLY_MASKED = ("aborted", "failed")
 
 
 def sample_ids(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,6 +136,7 @@ def own_cells(sample: Mapping[str, Any], tokens: TraceTokens, key: str | None, l
         "finish_reason": text(mapping(polar.get("trace_debug")).get("finish_reason")),
         "removed": boolean(sample.get("remove_sample")),
         "clipped": "clipped" in polar if polar else None,
+        "altered": _altered(sample, polar) if polar else None,
         "reward": reward_of(sample, key)[0],
         "reward_components": json_text(reward, limit) if isinstance(reward, Mapping) else None,
         "trainable_tokens": trainable_count(sample, tokens),
@@ -147,6 +149,12 @@ def own_cells(sample: Mapping[str, Any], tokens: TraceTokens, key: str | None, l
     if about.get("training_filter"):
         cells.update(filter_cells(about["training_filter"], limit))
     return cells
+
+
+def _altered(sample: Mapping[str, Any], polar: Mapping[str, Any]) -> bool:
+    """Tell whether the bridge clipped a sample or masked tokens: those of suspect turns, or all of it."""
+    masked = integer(mapping(polar.get("aborted_turns")).get("masked_tokens"))
+    return "clipped" in polar or bool(masked) or sample.get("status") in _WHOLLY_MASKED
 
 
 def _engine_cells(sample: Mapping[str, Any]) -> dict[str, Any]:

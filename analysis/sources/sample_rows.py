@@ -216,6 +216,7 @@ def _session_row(session: _Session, options: ReadOptions, batch: SampleBatch) ->
         "kept_traces": len(real),
         "clipped_traces": sum(bool(trace["clipped"]) for trace in real) if polar else None,
         "aborted_masked_tokens": session.masked_by_bridge,
+        "altered": _altered(polar, rows, real) if polar else None,
         **{name: _sum(real, name) for name in _SESSION_SUMS},
         "non_generation_seconds": _sum(real, "non_generation_seconds"),
         **_versions(real),
@@ -225,6 +226,13 @@ def _session_row(session: _Session, options: ReadOptions, batch: SampleBatch) ->
         if row["reward"] is None and row["usable"] is False:
             row["reward"] = row.get("outcome_reward")
     return row
+
+
+def _altered(
+    polar: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], real: Sequence[Mapping[str, Any]]
+) -> bool:
+    delivered = integer(mapping(polar.get("trajectory_metadata")).get("trace_count"))
+    return any(row["altered"] for row in rows) or (delivered is not None and len(real) < delivered)
 
 
 def _polar_cells(polar: Mapping[str, Any], limit: int) -> dict[str, Any]:

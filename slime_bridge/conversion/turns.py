@@ -182,10 +182,12 @@ def _versions(
 def _engine_versions(entry: Mapping[str, Any]) -> tuple[str | None, tuple[WeightSpan, ...]]:
     meta_info = entry.get("meta_info")
     inner = meta_info if isinstance(meta_info, dict) else {}
-    spans = _weight_spans(entry.get("weight_versions", inner.get("weight_versions")))
+    listed = entry.get("weight_versions")
+    spans = _weight_spans(inner.get("weight_versions") if listed is None else listed)
     if spans:
         return spans[0].version, spans if len({span.version for span in spans}) > 1 else ()
-    return _text(entry.get("weight_version", inner.get("weight_version"))), ()
+    version = entry.get("weight_version")
+    return _text(inner.get("weight_version") if version is None else version), ()
 
 
 def _weight_spans(listed: Any) -> tuple[WeightSpan, ...]:
@@ -202,13 +204,19 @@ def _weight_spans(listed: Any) -> tuple[WeightSpan, ...]:
 
 
 def _located(spans: Sequence[WeightSpan], start: int | None, end: int | None) -> list[dict[str, Any]]:
-    """Return spans as plain dicts, moved to where their turn is and cut where it ends."""
+    """Return spans as plain dicts, moved to where their turn is and cut where it ends.
+
+    A version whose tokens are all behind the end, such as a stop token that is not kept, has an empty span.
+    """
     offset = 0 if start is None else start
     placed = ((span.version, offset + span.start, offset + span.end) for span in spans)
     return [
-        {"version": version, "start": first, "end": last if end is None else min(last, end)}
+        {
+            "version": version,
+            "start": first if end is None else min(first, end),
+            "end": last if end is None else min(last, end),
+        }
         for version, first, last in placed
-        if end is None or first < end
     ]
 
 

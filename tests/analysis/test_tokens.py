@@ -265,6 +265,39 @@ def test_removed_samples_teach_nothing(tmp_path: Path) -> None:
     assert tokens.mask.tolist() == [0, 1, 1, 0, -1, -1]
 
 
+@pytest.mark.parametrize(
+    "made", [list, tuple, np.array, torch.tensor], ids=["list", "tuple", "array", "tensor"]
+)
+def test_samples_hold_lists_arrays_or_tensors(tmp_path: Path, made: Any) -> None:
+    """A rollout function may leave arrays or tensors in a sample; one of them may be a single 0, or empty."""
+    folder = tmp_path / "rollout_data"
+    folder.mkdir()
+    base = {"group_index": 0, "reward": 1.0, "status": "completed", "metadata": {}, "remove_sample": False}
+    samples = [
+        {**base, "index": 1, "tokens": made([1, 2, 3]), "response_length": 2, "loss_mask": made([1, 0]),
+         "rollout_log_probs": made([-0.5, 0.0])},
+        {**base, "index": 2, "tokens": made([0]), "response_length": 1, "loss_mask": made([1]),
+         "rollout_log_probs": made([-0.25])},
+        {**base, "index": 3, "tokens": made([]), "response_length": 0, "loss_mask": made([]),
+         "rollout_log_probs": made([])},
+        {**base, "index": 4, "tokens": None, "response_length": 0, "loss_mask": None},
+        {**base, "index": 5, "tokens": made([1, 2]), "response_length": 3, "loss_mask": made([1, 1, 1])},
+    ]  # fmt: skip
+    torch.save({"rollout_id": 0, "samples": samples}, folder / "0.pt")
+    run = load(tmp_path)
+    assert run.traces()["response_tokens"].tolist() == [2, 1, pd.NA, pd.NA, pd.NA]
+    tokens = run.token_arrays()
+    assert tokens.problems == ()
+    assert tokens.offsets.tolist() == [0, 3, 4]
+    assert tokens.ids.tolist() == [1, 2, 3, 0]
+    assert tokens.trainable.tolist() == [0, 1, 0, 1]
+    np.testing.assert_array_equal(tokens.logprob, np.float32([np.nan, -0.5, 0.0, -0.25]))
+    files, place = TokenFiles(ReadOptions()), str(folder / "0.pt")
+    assert len(files.read(Place(place, "rollout_dump", 2, None)).response) == 0
+    with pytest.raises(LoadError, match="a response of 3 tokens in a sample of 2"):
+        files.read(Place(place, "rollout_dump", 4, None))
+
+
 def test_a_file_that_changed_is_no_wrong_answer(tmp_path: Path) -> None:
     """Bytes that moved are noticed; the remedy is a refresh; the other files still give their tokens."""
     path = write_session(tmp_path, "s1")

@@ -137,7 +137,8 @@ def test_the_life_of_a_delivered_group(tmp_path: Path) -> None:
         "usable": True, "reward": 1.0, "policy_version": 3, "rollout_step": 3, "weight_version_oldest": "3",
         "weight_version_newest": "4", "staleness": 1, "kept_traces": 2, "dropped_traces": 1,
         "dropped_tokens": 9,
-        "clipped_traces": 0, "aborted_masked_tokens": 2, "missing_rewards": 0, "trainable_tokens": 5,
+        "clipped_traces": 0, "aborted_masked_tokens": 2, "altered": True, "missing_rewards": 0,
+        "trainable_tokens": 5,
         "run_ms": 7.0, "e2e_ms": 9.5,
     }  # fmt: skip
     assert (second["reason"], second["trajectory"], second["usable"]) == ("timeout", 15, False)
