@@ -57,7 +57,7 @@ def session_facts(session: pd.Series, group: str = "", advantage: tuple[float, s
         value, estimator = advantage
         number = MISSING if math.isnan(value) else Markup(_signed(value))
         pairs.append(("advantage", number + Markup(" <span class='wb-muted'>{}</span>").format(estimator)))
-    pairs.append(("group", escaped(group or "none known", 120)))
+    pairs.append(("group", escaped(group, 120) if group else MISSING))
     pairs.append(("policy", _policy(session)))
     pairs.append(("size", _size(session)))
     if (seconds := _seconds(session)) is not None:
@@ -70,7 +70,7 @@ def session_facts(session: pd.Series, group: str = "", advantage: tuple[float, s
             )
     if found := _text(session, "conflicts"):
         pairs.append(("sources disagree", escaped(found, _LONG_CELL)))
-    return head + facts(pairs)
+    return Markup('<div class="wb-columns">{}</div>').format(head + facts(pairs))
 
 
 def stages_of(sessions: pd.DataFrame) -> pd.DataFrame:
@@ -166,7 +166,8 @@ def evaluation_html(session: pd.Series) -> Markup:
         found = None
     if not isinstance(found, dict):
         return facts(pairs) + Markup('<pre class="wb-text">{}</pre>').format(escaped(report, 20_000))
-    told = [(str(name), value) for name, value in found.items() if name not in ("strategy", "outcome_reward")]
+    above = ("strategy", "outcome_reward", "resolved")
+    told = [(str(name), value) for name, value in found.items() if name not in above]
     return facts([*pairs, *((escaped(name, 80), _value(value)) for name, value in told)])
 
 

@@ -13,9 +13,9 @@ __all__ = ["SESSION_COLUMNS", "TRACE_COLUMNS", "session_advantages", "sessions_i
 
 _STATUS_BADGES = {"COMPLETED": "good", "ERROR": "serious", "TIMEOUT": "warning"}
 SESSION_COLUMNS = (
-    Column("session_id", "session", kind="id", width=20),
+    Column("session_id", "session", kind="id", width=24),
     Column("rollout_id", "rollout"),
-    Column("status", kind="badge", badges=_STATUS_BADGES),
+    Column("status", kind="badge", badges=_STATUS_BADGES, width=13),
     Column("reward", kind="bar"),
     Column("advantage", kind="bar", title="Under the estimator that is chosen"),
     Column("turns"),
@@ -25,21 +25,21 @@ SESSION_COLUMNS = (
 """How a table of sessions looks; `advantage` is added to the run's own columns."""
 
 TRACE_COLUMNS = (
-    "trace_index",
-    "reward",
-    "advantage",
-    "prompt_tokens",
-    "response_tokens",
-    "trainable_tokens",
-    "turns",
-    "finish_reason",
-    "weight_version_oldest",
-    "weight_version_newest",
-    "logprob_mean",
-    "train_logprob_abs_diff",
-    "filter_reason",
+    Column("trace_index", "trace"),
+    Column("reward"),
+    Column("advantage", title="Under the estimator that is chosen"),
+    Column("prompt_tokens", "prompt", title="Prompt tokens"),
+    Column("response_tokens", "response", title="Response tokens, sampled or not"),
+    Column("trainable_tokens", "trainable", title="Tokens that the trainer learns from"),
+    Column("turns"),
+    Column("finish_reason", "end", title="Finish reason of the last call"),
+    Column("weight_version_oldest", "oldest", title="Oldest weights that served one of its turns"),
+    Column("weight_version_newest", "newest", title="Newest weights that served one of its turns"),
+    Column("logprob_mean", "logprob", title="Mean over the sampled tokens"),
+    Column("train_logprob_abs_diff", "|train − rollout|", title="Mean absolute difference of logprobs"),
+    Column("filter_reason", "filtered", title="Why the server's filter touched it"),
 )
-"""Columns of the run's table of traces that are shown beside a session."""
+"""How a table of a session's traces looks."""
 
 
 def sessions_in_scope(state: SelectionState) -> Ints:

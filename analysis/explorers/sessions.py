@@ -155,7 +155,9 @@ class SessionExplorer(Explorer):
 
     def _show_head(self, row: int) -> None:
         state = self.state
-        label = state.group.label() if state.group is not None else ""
+        key = state.group
+        named = key is not None and (key.group, key.group_index) != (None, None)
+        label = key.label() if key is not None and named else ""
         value = float(session_advantages(self.state)[row])
         estimator = state.estimator or "as trained"
         session = state.tables.sessions.iloc[row]
@@ -195,8 +197,8 @@ class SessionExplorer(Explorer):
             "Time": self._fill_stages,
             "Traces": self._fill_traces,
         }
-        makers[tab](row)
         self._stale.discard(tab)
+        makers[tab](row)
 
     def _read(self) -> SessionTranscript:
         """Read the session's files, once until another one is chosen."""
@@ -225,7 +227,8 @@ class SessionExplorer(Explorer):
     def _fill_tokens(self, row: int) -> None:
         transcript = self._transcript()
         tokens = self._trace_tokens(transcript)
-        self.tokens.show(tokens, note="No token ids of this trace were kept.")
+        with self._quiet():
+            self.tokens.show(tokens, note="No token ids of this trace were kept.")
         self._show_window()
 
     def _trace_tokens(self, transcript: Transcript | None) -> TraceTokens | None:
@@ -265,11 +268,11 @@ class SessionExplorer(Explorer):
         tables = self.state.tables
         places = np.flatnonzero(tables.session_of_trace == row)
         values, _ = advantages_of_traces(self.state)
-        frame = tables.traces.iloc[places][list(TRACE_COLUMNS)].reset_index(drop=True)
+        frame = tables.traces.iloc[places].reset_index(drop=True)
         own = values[places]
         frame["advantage"] = pd.arrays.FloatingArray(np.nan_to_num(own), np.isnan(own))
         chosen = frame.index[frame["trace_index"] == self.trace.value].tolist() if len(frame) else []
-        self.traces.set_frame(frame, selected=chosen)
+        self.traces.set_frame(frame, TRACE_COLUMNS, chosen)
 
     def _show_window(self) -> None:
         """Carry the state's window to the tokens, and the turn that it lies in to the transcript."""

@@ -35,7 +35,6 @@ function count(number, word) {
 let views = 0;
 
 function render({ model, el }) {
-  const started = performance.now();
   const name = `wb-tokens-${++views}`;
   const root = make("div", "wb-tv");
   // Keys are ours while the focus is here: JupyterLab's shortcuts would cut cells.
@@ -500,6 +499,7 @@ function render({ model, el }) {
   // From Python
 
   function open() {
+    const started = performance.now();
     trace = model.get("trace") || {};
     total = trace.count || 0;
     cells = bytes(trace.cells);
