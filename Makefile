@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LAB_READY := $(VENV)/.lab-ready
+NOTEBOOK_READY := $(VENV)/.notebook-ready
 DEV_READY := $(VENV)/.dev-ready
 # torch is pinned here and not in the package: a trainer's environment brings its own.
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -12,7 +13,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test soak faults lint format notebook bench clean
+.PHONY: help lab test soak faults lint format notebook notebooks bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,10 +35,15 @@ $(LAB_READY): $(BIN)/python pyproject.toml constraints.txt
 	@$(PIP) -c constraints.txt -e '.[lab]'
 	@touch $@
 
+$(NOTEBOOK_READY): $(LAB_READY)
+	@echo "make: installing JupyterLab into $(VENV)"
+	@$(PIP) -c constraints.txt -e '.[lab,notebooks]'
+	@touch $@
+
 $(DEV_READY): $(LAB_READY)
 	@echo "make: installing the test and lint tools into $(VENV)"
 	@$(PIP) -c constraints.txt -e '.[lab,notebooks,wandb,ray,dev]'
-	@touch $@
+	@touch $@ $(NOTEBOOK_READY)
 
 lab: $(LAB_READY)  ## train a tiny policy end to end through the production hook (SEED=0 ROLLOUTS=40)
 	@$(BIN)/python -m analysis.cli lab $(if $(SEED),--seed $(SEED)) $(if $(ROLLOUTS),--rollouts $(ROLLOUTS))
@@ -61,8 +67,11 @@ format: $(DEV_READY)  ## rewrite the sources in the house style
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-notebook: $(DEV_READY)  ## open JupyterLab in notebooks/
-	@$(BIN)/python -m jupyterlab --notebook-dir=notebooks
+notebook: $(NOTEBOOK_READY)  ## open the notebooks in JupyterLab (ARGS="--no-browser --port 8889" for a remote machine)
+	@$(BIN)/python -m analysis.cli notebook $(if $(ARGS),-- $(ARGS))
+
+notebooks: $(NOTEBOOK_READY)  ## execute every notebook and write it as a page into build/notebooks
+	@$(BIN)/python -m analysis.cli notebook --execute build/notebooks
 
 bench: $(DEV_READY)  ## measure the performance claims, each against a baseline in the same run
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

@@ -23,6 +23,7 @@
     │   ├── RunNotFoundError       (LookupError)      no live run of this name, or no run in this folder
     │   ├── RunBusyError                              another process drives this run
     │   └── TrainingError                             the training process ended without finishing
+    ├── NotebookError              (RuntimeError)     a notebook of the documentation is missing or fails
     └── LabError                       (RuntimeError)     the embedded stack cannot do what it was asked
         ├── TaskError                  (ValueError)       a task name or a stored prompt is unusable
         ├── CheckpointError            (ValueError)       a model folder is incomplete or does not fit
@@ -54,6 +55,7 @@ __all__ = [
     "LabError",
     "LiveError",
     "LoadError",
+    "NotebookError",
     "PlotError",
     "PolarUnreachableError",
     "ProcessError",
@@ -192,6 +194,10 @@ class RunBusyError(LiveError):
 
 class TrainingError(LiveError):
     """Raised when a training process ended without finishing; the message holds the end of its log."""
+
+
+class NotebookError(AnalysisError, RuntimeError):
+    """Raised when a notebook of the documentation is missing, or fails when it is executed."""
 
 
 class LabError(AnalysisError, RuntimeError):

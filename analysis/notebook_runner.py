@@ -1,0 +1,109 @@
+"""The notebooks of the documentation: where they lie, and how one is executed and written as a page.
+
+Knows nothing about what is in them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from analysis.errors import NotebookError
+
+__all__ = ["execute", "notebook_files", "write_page"]
+
+DISTRIBUTION = "slime-bridge"
+CELL_TIMEOUT = 600.0
+"""Seconds after which a cell is given up."""
+
+
+def notebook_files() -> list[Path]:
+    """List the notebooks in reading order: of the checkout that this code lies in, else those installed.
+
+    Raises
+    ------
+    NotebookError
+        There are none: the package was installed without its data.
+    """
+    checkout = Path(__file__).resolve().parents[1]
+    if (checkout / "pyproject.toml").is_file():
+        found = (checkout / "notebooks").glob("*.ipynb")
+    else:
+        files = metadata.files(DISTRIBUTION) or []
+        found = (Path(str(file.locate())) for file in files if file.suffix == ".ipynb")
+    notebooks = sorted((path.resolve() for path in found if path.is_file()), key=lambda path: path.name)
+    if not notebooks:
+        raise NotebookError(f"no notebooks came with this installation of {DISTRIBUTION}; install it again")
+    return notebooks
+
+
+def execute(
+    path: Path, *, folder: Path | None = None, on_cell: Callable[[int, int], None] | None = None
+) -> Any:
+    """Run a notebook from top to bottom in a fresh kernel of this environment.
+
+    Parameters
+    ----------
+    path
+        The notebook; it is not written to.
+    folder
+        Where its kernel runs; its own folder if None.
+    on_cell
+        Called before each cell with its number, from 1, and the number of cells.
+
+    Returns
+    -------
+    nbformat.NotebookNode
+        The notebook with its outputs.
+
+    Raises
+    ------
+    NotebookError
+        A cell failed, or the kernel did; the message names the notebook, the cell and the error.
+    """
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    read: Any = nbformat.read  # their types are not given
+    notebook = read(path, as_version=4)
+    at = 0
+
+    def start(*, cell: Any, cell_index: int, **_: Any) -> None:
+        nonlocal at
+        at = cell_index
+        if on_cell is not None:
+            on_cell(cell_index + 1, len(notebook.cells))
+
+    client = NotebookClient(
+        notebook,
+        kernel_name="python3",
+        timeout=CELL_TIMEOUT,
+        resources={"metadata": {"path": str(folder or path.parent)}},
+        # A kernel says at its start that it is not encrypted, once per notebook.
+        extra_arguments=["--log-level=ERROR"],
+        on_cell_start=start,
+    )
+    # Else a kernel of the same name in the user's folder, of some other Python, would come first.
+    os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")
+    try:
+        client.execute()
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        cell = notebook.cells[at]
+        where = f"cell {at + 1} of {len(notebook.cells)}, {cell.get('id', 'which has no id')}"
+        raise NotebookError(f"{path.name} failed in {where}:\n{cell.source}\n\n{error}") from error
+    return notebook
+
+
+def write_page(notebook: Any, target: Path) -> Path:
+    """Write an executed notebook as one HTML page with its figures in it; return `target`."""
+    from nbconvert import HTMLExporter
+
+    exporter: Any = HTMLExporter  # its types are not given
+    page, _ = exporter().from_notebook_node(notebook)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page, encoding="utf-8")
+    return target
