@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from slime_bridge import _json
+from slime_bridge._collection import collection_paused
 from slime_bridge.errors import ProtocolError
 from slime_bridge.protocol.results import (
     MalformedSession,
@@ -124,16 +125,17 @@ def decode_task_payload(data: bytes | str) -> TaskPayload:
     ProtocolError
         If the bytes are not a task record; the message names the byte or the path, never the content.
     """
-    try:
-        return _task_payload(_TASK.decode(data), None)
-    except (msgspec.DecodeError, RecursionError):
-        pass
-    try:
-        raw_task = _TASK_OF_RAW.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        task = _convert(_json.loads(data), _TaskWire[Any], "task record")
-        return _task_payload(task, _session_or_malformed)
-    return _task_payload(raw_task, _raw_session)
+    with collection_paused():
+        try:
+            return _task_payload(_TASK.decode(data), None)
+        except (msgspec.DecodeError, RecursionError):
+            pass
+        try:
+            raw_task = _TASK_OF_RAW.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            task = _convert(_json.loads(data), _TaskWire[Any], "task record")
+            return _task_payload(task, _session_or_malformed)
+        return _task_payload(raw_task, _raw_session)
 
 
 def _task_payload(
