@@ -20,7 +20,14 @@ from analysis.stats.recomputation import recompute
 from slime_bridge.advantages import checked_advantages
 from slime_bridge.errors import AdvantageError
 
-__all__ = ["advantages_of_traces", "autopsy_of", "largest_by_group", "trained_with"]
+__all__ = [
+    "advantages_of_traces",
+    "autopsy_of",
+    "largest_by_group",
+    "per_estimator",
+    "prepare",
+    "trained_with",
+]
 
 _ENOUGH_ROLLOUTS = 3
 
@@ -72,27 +79,73 @@ def advantages_of_traces(state: SelectionState) -> tuple[Floats, str]:
 
     def compute() -> tuple[Floats, str]:
         try:
-            function = state.resolved_estimator()
-            assert function is not None
-            return _computed(tables, function), ""
+            return _computed(tables, state.resolved_estimator()), ""
         except (AdvantageError, StatsError) as exc:
             return np.full(len(tables.traces), np.nan), str(exc)
 
-    answer: tuple[Floats, str] = tables.once(f"advantages/{label}/{state.estimator_edition(label)}", compute)
+    answer: tuple[Floats, str] = per_estimator(state, "advantages", make=compute)
     return answer
 
 
-def _computed(tables: RunTables, function: Callable[..., Any]) -> Floats:
-    if getattr(function, "components", ()) or getattr(function, "level", "trace") == "token":
-        own = recompute(tables.traces, function, sessions=tables.sessions)
-        return floats(own, "advantage")
+def per_estimator(state: SelectionState, *names: Any, make: Callable[[], Any]) -> Any:
+    """Return what `make` gives under the selected estimator, made once until the run is read again.
+
+    Parameters
+    ----------
+    state
+        With the estimator.
+    *names
+        What it is called; hashable.
+    make
+        Called without arguments.
+    """
+    own = None if state.estimator is None else state.estimators[state.estimator]
+    # An object of the user's is kept with what it gave, so that its id stays its own.
+    kept = state.tables.once((*names, state.estimator, id(own)), lambda: (own, make()))
+    return kept[1]
+
+
+def _computed(tables: RunTables, function: Callable[..., Any] | None) -> Floats:
+    assert function is not None  # a label is selected
+
+    components = tuple(getattr(function, "components", ()))
+    if components:
+        return _by_components(tables, function, components)
+    if getattr(function, "level", "trace") == "token":
+        return floats(recompute(tables.traces, function, sessions=tables.sessions), "advantage")
     values = np.full(len(tables.traces), np.nan)
+    for batch in _batches(tables):
+        values[batch.rows] = checked_advantages(function, batch.rewards)
+    return values
+
+
+def _by_components(tables: RunTables, function: Callable[..., Any], components: tuple[str, ...]) -> Floats:
+    values = np.full(len(tables.traces), np.nan)
+    seen = set()
+    for batch in batches(tables.traces, sessions=tables.sessions, components=components):
+        found = batch.rewards.components
+        seen |= {name for name in components if np.isfinite(found[name]).any()}
+        values[batch.rows] = checked_advantages(function, batch.rewards)
+    lacking = [name for name in components if name not in seen]
+    if lacking:
+        raise StatsError(
+            f"no trace of this run has the reward component {lacking[0]!r}; hand over an estimator with the"
+            " names of yours, as in explore(run, estimators=[GDPO(keys=...)])"
+        )
+    return values
+
+
+def prepare(tables: RunTables) -> None:
+    """Gather what estimators are asked about, so that the first switch is as fast as the others."""
+    _batches(tables)
+    trained_with(tables)
+
+
+def _batches(tables: RunTables) -> list[Batch]:
     ready: list[Batch] = tables.once(
         "batches", lambda: list(batches(tables.traces, sessions=tables.sessions))
     )
-    for batch in ready:
-        values[batch.rows] = checked_advantages(function, batch.rewards)
-    return values
+    return ready
 
 
 def largest_by_group(tables: RunTables, advantages: Floats) -> Floats:
@@ -112,11 +165,12 @@ def autopsy_of(state: SelectionState, key: GroupKey) -> Autopsy:
     AdvantageError, StatsError
         If the estimator cannot be asked about single traces of this run.
     """
-    label = state.estimator
-    edition = 0 if label is None else state.estimator_edition(label)
 
     def compute() -> Autopsy:
         tables = state.tables
+        _, why = advantages_of_traces(state)
+        if why and state.estimator is not None:
+            raise StatsError(why)
         row = tables.group_row(key)
         if row is None:
             raise StatsError(f"the run has no {key.label()}")
@@ -127,7 +181,7 @@ def autopsy_of(state: SelectionState, key: GroupKey) -> Autopsy:
             raise StatsError("this group has no number: its files do not say enough to take it apart")
         return autopsy(frames, number, function, by=by)
 
-    found: Autopsy = state.tables.once(f"autopsy/{key!r}/{label}/{edition}", compute)
+    found: Autopsy = per_estimator(state, "autopsy", key, make=compute)
     return found
 
 

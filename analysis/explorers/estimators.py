@@ -33,16 +33,21 @@ def estimator_switch(explorer: Explorer) -> W.Dropdown:
         style={"description_width": "initial"},
     )
 
+    renewing: list[bool] = []
+
     def chosen(change: Any) -> None:
+        if renewing:
+            return
         state.estimator = None if change["new"] == _OWN else change["new"]
 
     def follow(change: Any) -> None:
         switch.value = state.estimator or _OWN
 
     def renew(change: Any) -> None:
-        with switch.hold_trait_notifications():
-            switch.options = options()
-            switch.value = state.estimator or _OWN
+        renewing.append(True)  # new options move the choice to the first of them, and back
+        switch.options = options()
+        switch.value = state.estimator or _OWN
+        renewing.clear()
 
     explorer.observe(switch, chosen, "value")
     explorer.observe(state, follow, "estimator")

@@ -80,5 +80,9 @@ def explore(
     >>> explorer.selection  # doctest: +SKIP
     """
     view = RunView(run, name=name, estimators=estimators)
-    view.state.select(**selected)
+    try:
+        view.state.select(**selected)
+    except BaseException:
+        view.close()
+        raise
     return view

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -159,10 +160,9 @@ def rewards_by_group(tables: RunTables) -> list[list[float | None]]:
         own = own[attempt[own] == last[owner[own]]]
         own = own[np.lexsort((integers(sessions, "position", missing=0)[own], owner[own]))]
         values = floats(sessions, "reward")[own].tolist()
-        ends = np.cumsum(np.bincount(owner[own], minlength=count)).tolist()
-        starts = [0, *ends[:-1]]
+        edges = [0, *np.cumsum(np.bincount(owner[own], minlength=count)).tolist()]
         plain = [None if value != value else value for value in values]
-        return [plain[a:b] for a, b in zip(starts, ends, strict=True)]
+        return [plain[a:b] for a, b in pairwise(edges)]
 
     found: list[list[float | None]] = tables.once("rewards_by_group", make)
     return found

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from analysis.explorers.advantages import advantages_of_traces, largest_by_group
+from analysis.explorers.advantages import advantages_of_traces, largest_by_group, prepare
 from analysis.explorers.autopsy import AutopsyExplorer
 from analysis.explorers.base import Explorer
 from analysis.explorers.estimators import estimator_switch
@@ -34,6 +34,7 @@ class GroupExplorer(Explorer):
         self.scope.add_class("wb-scope")
         self.estimator = estimator_switch(self)
         self.note = W.HTML()
+        self._counting = False
         self._places: Ints = np.zeros(0, dtype=np.int64)
         self.table = Table(pd.DataFrame(), caption="Groups", many=True, rows_in_sight=rows_in_sight)
         self.autopsy = AutopsyExplorer(self.run, part_of=self)
@@ -68,12 +69,14 @@ class GroupExplorer(Explorer):
     def refresh(self) -> None:
         """List what the run has now, after `Run.refresh`."""
         tables = self.state.tables
+        prepare(tables)
         brushed = tables.rows_in_rollouts("group", self.state.rollouts)
         counts = {name: len(scope(tables, brushed, name)) for name in SCOPES}
         wanted = self.scope.value
-        with self.scope.hold_trait_notifications():
-            self.scope.options = [(f"{name} {counts[name]:,}", name) for name in SCOPES]
-            self.scope.value = wanted
+        self._counting = True  # new options move the choice to the first of them, and back
+        self.scope.options = [(f"{name} {counts[name]:,}", name) for name in SCOPES]
+        self.scope.value = wanted
+        self._counting = False
         self._places = scope(tables, brushed, wanted)
         advantages, why = advantages_of_traces(self.state)
         self.note.value = str(Markup('<p class="wb-note">{}</p>').format(why)) if why else ""
@@ -82,7 +85,8 @@ class GroupExplorer(Explorer):
         self.table.set_frame(frame, group_columns(frame), selected=self._selected_rows())
 
     def _relist(self, change: Any) -> None:
-        self.refresh()
+        if not self._counting:
+            self.refresh()
 
     def _selected_rows(self) -> list[int]:
         key = self.state.group

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from analysis.run import Run
 from analysis.stats._columns import Bools, Ints, texts
 from analysis.stats._frames import GROUP_IDS, Frames, as_frames, group_rows, session_rows
 
-__all__ = ["GroupKey", "RunTables"]
+__all__ = ["GroupKey", "RunTables", "tables_of"]
 
 _SHOWN_CANDIDATES = 5
 
@@ -64,7 +65,7 @@ class RunTables:
         self.run = run
         self._generation: int | None = None
         self._frames: Frames = as_frames(run)
-        self._found: dict[str, Any] = {}
+        self._found: dict[Hashable, Any] = {}
 
     @property
     def generation(self) -> int:
@@ -185,7 +186,7 @@ class RunTables:
         ids = self.once(f"rollout_ids/{grain}", lambda: _rollout_ids(frame))
         return np.flatnonzero(np.isin(ids, np.asarray(rollouts, dtype=np.int64)))
 
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """Return what `make` gives, made once per name until the run is read again."""
         self._keep_up()
         if name not in self._found:
@@ -242,6 +243,20 @@ class RunTables:
         if len(found) > 1:
             raise _ambiguous(str(parts), found)
         return found[0]
+
+
+def tables_of(run: Any) -> RunTables:
+    """Return the tables of a run; explorers of one loaded run share them."""
+    if not isinstance(run, Run):
+        return RunTables(run)
+    # The tables hold the run: as long as they are here, its id is no other's.
+    found = _shared.get(id(run))
+    if found is None:
+        found = _shared[id(run)] = RunTables(run)
+    return found
+
+
+_shared: weakref.WeakValueDictionary[int, RunTables] = weakref.WeakValueDictionary()
 
 
 def _keys(groups: pd.DataFrame) -> list[GroupKey]:

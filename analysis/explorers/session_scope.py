@@ -52,21 +52,14 @@ def sessions_in_scope(state: SelectionState) -> Ints:
 
 def session_advantages(state: SelectionState) -> Floats:
     """Return each session's advantage, the mean over its traces that have one: shape (n,), NaN for none."""
-
-    def compute() -> Floats:
-        values, _ = advantages_of_traces(state)
-        owner = state.tables.session_of_trace
-        known = (owner >= 0) & np.isfinite(values)
-        size = len(state.tables.sessions)
-        count = np.bincount(owner[known], minlength=size)
-        total = np.bincount(owner[known], weights=values[known], minlength=size)
-        means: Floats = np.divide(total, count, out=np.full(size, np.nan), where=count > 0)
-        return means
-
-    label = state.estimator
-    edition = 0 if label is None else state.estimator_edition(label)
-    found: Floats = state.tables.once(f"session_advantages/{label}/{edition}", compute)
-    return found
+    values, _ = advantages_of_traces(state)
+    owner = state.tables.session_of_trace
+    known = (owner >= 0) & np.isfinite(values)
+    size = len(state.tables.sessions)
+    count = np.bincount(owner[known], minlength=size)
+    total = np.bincount(owner[known], weights=values[known], minlength=size)
+    means: Floats = np.divide(total, count, out=np.full(size, np.nan), where=count > 0)
+    return means
 
 
 def trace_advantage(state: SelectionState, session: int, trace_index: int) -> float:

@@ -15,7 +15,7 @@ import pandas as pd
 import traitlets
 
 from analysis.errors import ExplorerError
-from analysis.explorers.lookup import GroupKey, RunTables
+from analysis.explorers.lookup import GroupKey, tables_of
 from analysis.stats._batches import AnyEstimator, labelled, resolve
 from analysis.stats._columns import Ints
 from slime_bridge.advantages import ESTIMATORS
@@ -78,12 +78,11 @@ class SelectionState(traitlets.HasTraits):
         **selected: Any,
     ) -> None:
         super().__init__()
-        self.tables = RunTables(run)
+        self.tables = tables_of(run)
         self.estimators: dict[str, Callable[..., Any] | None] = dict.fromkeys(ESTIMATORS)
         if estimators:
             chosen = estimators if isinstance(estimators, Mapping) else list(estimators)
             self.estimators |= labelled(chosen)
-        self._editions: dict[str, int] = {}
         self.estimator_labels = tuple(self.estimators)
         self.select(**selected)
 
@@ -201,15 +200,10 @@ class SelectionState(traitlets.HasTraits):
     def add_estimator(self, label: str, estimator: AnyEstimator) -> None:
         """Offer an estimator of your own under a label, and select it; it replaces one of the same label."""
         self.estimators[label] = resolve(estimator)
-        self._editions[label] = self.estimator_edition(label) + 1
         self.estimator_labels = tuple(self.estimators)
         if self.estimator == label:
             self.estimator = None
         self.estimator = label
-
-    def estimator_edition(self, label: str) -> int:
-        """Return how often the estimator behind a label was replaced: its older results are outdated."""
-        return self._editions.get(label, 0)
 
     # Validation
 

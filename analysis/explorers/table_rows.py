@@ -149,8 +149,7 @@ class TableRows:
         source = column.sort_by or name
         if source not in self._ranks:
             self._ranks[source] = _ranks(self.frame[source])
-        ranks = self._ranks[source]
-        return np.where(np.isnan(ranks), np.inf, -ranks if descending else ranks)
+        return -self._ranks[source] if descending else self._ranks[source]  # NaN sorts last either way
 
     @staticmethod
     def sortable(column: Column) -> bool:

@@ -1,0 +1,94 @@
+"""All explorers together, as `analysis.explore` gives them."""
+
+from __future__ import annotations
+
+import pytest
+from ipywidgets.widgets.widget import _instances
+
+import analysis
+from analysis.errors import ExplorerError
+from analysis.lab.run_folder import RunFolder
+from tests.analysis.explorers.made_runs import no_rows, one_group, small_run
+
+
+def test_a_selection_is_a_frame_at_each_level(embedded: RunFolder) -> None:
+    run = analysis.load(embedded.root)
+    explorer = analysis.explore(run)
+    assert len(explorer.selection) == len(run.rollouts())
+    explorer.overview.chart.brush = [1, 2]
+    assert list(explorer.selection["rollout_id"]) == [1, 2]
+    explorer.groups.table.selected = [0]
+    assert len(explorer.selection) == 1
+    assert explorer.selection["group"][0] == explorer.state.group.group
+    explorer.groups.autopsy.sessions.selected = [0]
+    assert list(explorer.selection["session_id"]) == [explorer.state.session_id]
+    explorer.groups.autopsy.traces.selected = [0]
+    assert list(explorer.selection["trace_index"]) == [explorer.state.trace_index]
+    explorer.state.window = (0, 5)
+    assert len(explorer.selection) == 5
+    assert list(explorer.selection["position"]) == [0, 1, 2, 3, 4]
+    explorer.close()
+
+
+def test_a_selection_from_outside_goes_through_all_parts() -> None:
+    explorer = analysis.explore(small_run(), session_id="s-3-2", estimator="rloo")
+    assert explorer.groups.table.selected == [3]
+    assert explorer.groups.estimator.value == "rloo"
+    assert explorer.groups.autopsy.sessions.selected == [2]
+    explorer.close()
+
+
+def test_what_is_not_there_leaves_nothing_open() -> None:
+    before = len(_instances)
+    with pytest.raises(ExplorerError, match="no session"):
+        analysis.explore(small_run(), session_id="nobody")
+    assert len(_instances) == before
+
+
+@pytest.mark.parametrize("tables", [one_group(), no_rows()], ids=["one group", "empty"])
+def test_there_may_be_little_to_explore(tables: dict) -> None:
+    explorer = analysis.explore(tables)
+    assert explorer.error_text() == ""
+    assert explorer.selection.empty
+    explorer.close()
+
+
+def test_a_cell_that_runs_ten_times_gets_back_what_it_had_and_leaves_nothing() -> None:
+    explorer = analysis.explore(small_run(), name="cell")
+    explorer.overview.chart.brush = [1, 2]
+    explorer.groups.scope.value = "rejected"
+    explorer.groups.table.sort = [["reward_std", True]]
+    explorer.groups.table.query = "divide"
+    explorer.groups.table.selected = [0]
+    widgets = len(_instances)
+    for _ in range(10):
+        explorer = analysis.explore(small_run(), name="cell")
+    assert len(_instances) == widgets
+    assert explorer.overview.chart.brush == [1, 2]
+    assert explorer.groups.scope.value == "rejected"
+    assert (explorer.groups.table.sort, explorer.groups.table.query) == ([["reward_std", True]], "divide")
+    assert explorer.state.group.group == 3
+    assert explorer.groups.table.selected == [0]
+    explorer.close()
+
+
+def test_a_run_that_grew_is_shown_after_a_refresh(embedded: RunFolder) -> None:
+    journal = embedded.bridge / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    later = [path for path in embedded.root.rglob("*") if path.is_file() and path != journal]
+    contents = {path: path.read_bytes() for path in later}
+    for path in later:
+        path.unlink()
+    journal.write_bytes(b"".join(lines[: len(lines) // 2]))
+    run = analysis.load(embedded.root)
+    explorer = analysis.explore(run, group=0)
+    before = len(explorer.groups.table.frame)
+    journal.write_bytes(b"".join(lines))
+    for path, content in contents.items():
+        path.write_bytes(content)
+    run.refresh()
+    explorer.refresh()
+    assert len(explorer.groups.table.frame) == (~run.groups()["evaluation"]).sum() > before
+    assert explorer.state.group.group == 0
+    assert explorer.groups.table.selected
+    explorer.close()
