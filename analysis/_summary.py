@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from markupsafe import Markup
 
 from analysis._derive import ROLLOUT_KEY
 from analysis._identity import codes
 from analysis._tables import Bools, flags, known, one_array, sums_by
+from analysis.html import facts, scoped, template
 from analysis.schema import to_frame
 
 if TYPE_CHECKING:
@@ -20,10 +21,23 @@ if TYPE_CHECKING:
 
     from analysis.run import Run
 
-__all__ = ["coverage_frame", "summary_html", "summary_text"]
+__all__ = ["coverage_frame", "summary_facts", "summary_html", "summary_text"]
 
 _SHOWN_PROBLEMS = 5
 _SHOWN_NAMES = 6
+
+_PAGE = template(
+    """
+<p class="wb-title">{{ title }}</p>
+{{ facts }}
+{% if problems %}
+<details class="wb-more"><summary>{{ problem_count }} (<code>run.problems</code>)</summary>
+<ul class="wb-list">{% for problem in problems %}<li>{{ problem }}</li>{% endfor %}
+{%- if more %}<li>and {{ "{:,}".format(more) }} more</li>{% endif %}</ul></details>
+{% endif %}
+{% if left_out %}<p class="wb-note">{{ left_out }} (<code>run.skipped</code>)</p>{% endif %}
+"""
+)
 
 
 def coverage_frame(traces: pa.Table) -> pd.DataFrame:
@@ -63,7 +77,7 @@ def _said_by(table: pa.Table, source: str) -> Bools:
     return np.where(places >= 0, says[places], False) if len(says) else np.zeros(len(table), dtype=bool)
 
 
-def _facts(run: Run) -> list[tuple[str, str]]:
+def summary_facts(run: Run) -> list[tuple[str, str]]:
     """Return what is worth knowing at first sight, as pairs of label and text."""
     rollouts, groups = run.table("rollout"), run.table("group")
     sessions, traces = run.table("session"), run.table("trace")
@@ -76,7 +90,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     states = _counts(groups.filter(pa.array(~asked)), "state", "open or unknown")
     states += f"{', ' if states else ''}{int(asked.sum()):,} of evaluations" if asked.any() else ""
     statuses = _counts(sessions, "status", "no result")
-    facts = [
+    pairs = [
         ("rollouts", f"{int((~evaluation).sum()):,}{span}; evaluations {int(evaluation.sum()):,}"),
         ("groups", f"{len(groups):,}" + (f": {states}" if len(groups) else "")),
         ("sessions", f"{len(sessions):,}" + (f": {statuses}" if len(sessions) else "")),
@@ -86,7 +100,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("train dumps", _coverage_text(run)),
         ("sources", _sources_text(run)),
     ]
-    return [(label, text) for label, text in facts if text]
+    return [(label, text) for label, text in pairs if text]
 
 
 def _counts(table: pa.Table, name: str, missing: str) -> str:
@@ -161,9 +175,9 @@ def _title(run: Run) -> str:
 
 def summary_text(run: Run) -> str:
     """Return the summary as lines of text."""
-    facts = _facts(run)
-    width = max((len(label) for label, _ in facts), default=0)
-    lines = [_title(run), *(f"  {label:<{width}}  {text}" for label, text in facts)]
+    pairs = summary_facts(run)
+    width = max((len(label) for label, _ in pairs), default=0)
+    lines = [_title(run), *(f"  {label:<{width}}  {text}" for label, text in pairs)]
     problems, count, skipped = _complaints(run)
     if count:
         lines.append(f"  {_number(count, 'problem')} (run.problems):")
@@ -175,25 +189,14 @@ def summary_text(run: Run) -> str:
 
 
 def summary_html(run: Run) -> str:
-    """Return the summary as HTML, without styles or scripts that reach beyond it."""
-    cell = "text-align:left;padding:2px 12px 2px 0;vertical-align:top"
-    rows = "".join(
-        f'<tr><th style="{cell};font-weight:normal;opacity:.65">{escape(label)}</th>'
-        f'<td style="{cell}">{escape(text)}</td></tr>'
-        for label, text in _facts(run)
-    )
+    """Return the summary as HTML that brings its own style."""
     problems, count, skipped = _complaints(run)
-    parts = [
-        f'<div style="font-weight:600">{escape(_title(run))}</div>',
-        f'<table style="border:0;margin:0;font-size:inherit"><tbody>{rows}</tbody></table>',
-    ]
-    if count:
-        items = "".join(f"<li>{escape(str(problem))}</li>" for problem in problems)
-        more = f"<li>and {count - len(problems):,} more</li>" if count > len(problems) else ""
-        parts.append(
-            f"<details><summary>{_number(count, 'problem')} (<code>run.problems</code>)</summary>"
-            f'<ul style="margin:4px 0">{items}{more}</ul></details>'
-        )
-    if skipped:
-        parts.append(f'<div style="opacity:.65">{_left_out(skipped)} (<code>run.skipped</code>)</div>')
-    return f'<div style="line-height:1.4">{"".join(parts)}</div>'
+    html = _PAGE.render(
+        title=_title(run),
+        facts=facts(summary_facts(run)),
+        problems=[str(problem) for problem in problems],
+        problem_count=_number(count, "problem"),
+        more=count - len(problems),
+        left_out=_left_out(skipped) if skipped else "",
+    )
+    return str(scoped(Markup(html)))

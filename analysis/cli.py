@@ -45,6 +45,9 @@ COMMANDS = (
         "load", "show what a run left on disk, and what is wrong with it", "analysis.cli_load", "analysis"
     ),
     Command("convert", "write a run as a Parquet dataset", "analysis.cli_convert", "analysis"),
+    Command(
+        "report", "write a run, or two side by side, as one HTML page", "analysis.report.command", "analysis"
+    ),
     Command("notebook", "open the notebooks in JupyterLab", "analysis.cli_notebook", "notebooks,lab"),
 )
 """Every subcommand, in the order of `--help`."""

@@ -13,6 +13,7 @@
     │   └── WorkerError            (RuntimeError)     a worker process failed
     ├── StatsError                 (ValueError)       a question that these frames cannot answer
     ├── PlotError                  (ValueError)       a figure cannot be drawn from what it was given
+    ├── ReportError                (ValueError)       there is nothing, or too much, to report on
     ├── ExplorerError              (ValueError)       something is selected or shown that is not there
     ├── LiveError                      (RuntimeError)     a live run cannot do what it was asked
     │   ├── ConnectError           (ConnectionError)  a server that was named cannot be used
@@ -61,6 +62,7 @@ __all__ = [
     "ProcessError",
     "ProcessExitedError",
     "ProcessNotReadyError",
+    "ReportError",
     "RequestError",
     "RouterError",
     "RouterUnreachableError",
@@ -194,6 +196,10 @@ class RunBusyError(LiveError):
 
 class TrainingError(LiveError):
     """Raised when a training process ended without finishing; the message holds the end of its log."""
+
+
+class ReportError(AnalysisError, ValueError):
+    """Raised when a report cannot be made of a run: nothing is in it, or several runs are."""
 
 
 class NotebookError(AnalysisError, RuntimeError):

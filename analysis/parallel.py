@@ -203,7 +203,7 @@ def _pool(
 @contextmanager
 def _bar(total: int, progress: bool | None, label: str) -> Iterator[Callable[[int], None]]:
     """Give a function that moves the bar on by so many bytes."""
-    if progress is False or (progress is None and not _somebody_watches()):
+    if progress is False or (progress is None and not somebody_watches()):
         yield lambda amount: None
         return
     from tqdm.auto import tqdm
@@ -213,7 +213,7 @@ def _bar(total: int, progress: bool | None, label: str) -> Iterator[Callable[[in
         yield bar.update
 
 
-def _somebody_watches() -> bool:
+def somebody_watches() -> bool:
     """Whether output is a terminal or a notebook."""
     shell = sys.modules.get("IPython")
     instance = shell.get_ipython() if shell is not None else None

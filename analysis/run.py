@@ -31,6 +31,8 @@ from analysis.tokens import TRACE_COLUMNS, TokenArrays, Window, read_tokens
 if TYPE_CHECKING:
     import pandas as pd
 
+    from analysis.report.page import Written
+
 __all__ = ["Run"]
 
 
@@ -312,6 +314,17 @@ class Run:
             workers=workers,
             progress=progress,
         )
+
+    def report(
+        self, path: str | os.PathLike[str] = "report.html", *, compare: Run | None = None, **options: Any
+    ) -> Written:
+        """Write this run as one self-contained HTML page, alone or beside a second run.
+
+        See `analysis.report.page.write_report` for the options: ``content``, ``emails``, ``progress``.
+        """
+        from analysis.report.page import write_report
+
+        return write_report(self, path, compare=compare, **options)
 
     # Display
 

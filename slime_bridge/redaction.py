@@ -10,28 +10,58 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["excerpt", "redact"]
+__all__ = ["excerpt", "names_a_secret", "redact", "redact_counting"]
 
 _MASK = "***"
 _SECRET_NAME = (
-    r"(?:token(?!s|_ids?|izer)|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key"
+    # A number of few digits behind "token" is an id of the vocabulary.
+    r"(?:token(?!s|_ids?|izer|[\"']?\s*[:=]\s*\d{1,7}\b)|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key"
     r"|authorization|credential|signature|session[_-]?key|cookie|callback_url)"
 )
 # Word characters around a secret name are bounded, so that long words cannot make the search quadratic.
 _PATTERNS = (
-    (re.compile(r"(?<=://)[^/\s@\"']+@"), f"{_MASK}@"),
-    (re.compile(r"(?i)\b(bearer|basic|digest|negotiate)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {_MASK}"),
     (
+        "private key",
         re.compile(
-            rf"(?i)([\"']?[\w.-]{{0,40}}{_SECRET_NAME}[\w.-]{{0,40}}[\"']?\s*[:=]\s*)"
+            r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:(?!-----END )[\s\S]){0,20000}(?:-----END [A-Z ]+-+)?"
+        ),
+        _MASK,
+    ),
+    ("credentials in a URL", re.compile(r"(?<=://)[^/\s@\"']+@"), f"{_MASK}@"),
+    (
+        "authorization header",
+        re.compile(r"(?i)\b(bearer|negotiate)\s+[A-Za-z0-9._~+/=-]{6,}"),
+        rf"\1 {_MASK}",
+    ),
+    (
+        # Prose has "basic arithmetic": what follows must look encoded.
+        "authorization header",
+        re.compile(r"(?i)\b(basic|digest)\s+(?=\S{0,100}(?:[\d=+/]|(?-i:[a-z][A-Z])))[A-Za-z0-9._~+/=-]{6,}"),
+        rf"\1 {_MASK}",
+    ),
+    (
+        "value behind a secret's name",
+        re.compile(
+            rf"(?i)({_SECRET_NAME}[\w.-]{{0,40}}[\"']?\s*[:=]\s*)"
             r"(?:\"(?:[^\"\\]|\\.)*\"?|'(?:[^'\\]|\\.)*'?|[^\s,;&}\])\"']+)"
         ),
         rf"\1{_MASK}",
     ),
-    (re.compile(r"\bsk-(?!polar-)[A-Za-z0-9_-]{8,}"), _MASK),
-    (re.compile(r"\b(?:hf|ghp|gho|ghs|glpat|xox[abp])[_-][A-Za-z0-9_-]{8,}"), _MASK),
-    (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}"), _MASK),
-    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), _MASK),
+    ("API key", re.compile(r"\bsk-(?!polar-)[A-Za-z0-9_-]{8,}"), _MASK),
+    (
+        "API key",
+        re.compile(
+            r"\b(?:hf_[A-Za-z0-9]{12,}|(?:(?:gh[pousr]|github_pat|glpat|xox[abp]|wandb_v1)[_-]|AIza)[A-Za-z0-9_-]{8,})"
+        ),
+        _MASK,
+    ),
+    ("AWS key", re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}"), _MASK),
+    ("JSON web token", re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), _MASK),
+)
+_EMAIL = (
+    "e-mail address",
+    re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b"),
+    _MASK,
 )
 
 
@@ -52,11 +82,41 @@ def redact(text: str, *, secrets: Iterable[str] = ()) -> str:
         behind names such as ``api_key``, ``token`` or ``password``, well-known key shapes, JSON web tokens,
         and the given values.
     """
+    return redact_counting(text, secrets=secrets)[0]
+
+
+def redact_counting(
+    text: str, *, secrets: Iterable[str] = (), emails: bool = False
+) -> tuple[str, dict[str, int]]:
+    """Return `text` without credentials, and how many were removed, by kind.
+
+    Parameters
+    ----------
+    text, secrets
+        As in `redact`.
+    emails
+        Whether to remove e-mail addresses too.
+
+    Returns
+    -------
+    tuple
+        The text, and counts by kind, such as ``{"API key": 1}``; kinds without any are left out.
+    """
+    counts: dict[str, int] = {}
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        text = text.replace(secret, _MASK)
-    for pattern, replacement in _PATTERNS:
-        text = pattern.sub(replacement, text)
-    return text
+        if found := text.count(secret):
+            counts["known secret"] = counts.get("known secret", 0) + found
+            text = text.replace(secret, _MASK)
+    for kind, pattern, replacement in (*_PATTERNS, _EMAIL) if emails else _PATTERNS:
+        text, found = pattern.subn(replacement, text)
+        if found:
+            counts[kind] = counts.get(kind, 0) + found
+    return text, counts
+
+
+def names_a_secret(name: str) -> bool:
+    """Tell whether a value behind this name, as a key of a mapping, is taken for a credential."""
+    return redact(f"{name}: value").endswith(_MASK)
 
 
 def excerpt(text: str, *, limit: int = 300, secrets: Iterable[str] = ()) -> str:

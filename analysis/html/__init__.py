@@ -13,6 +13,6 @@ from __future__ import annotations
 
 from analysis.html.style import css, scoped
 from analysis.html.tables import facts, table
-from analysis.html.text import clipped, escaped, template, visible
+from analysis.html.text import clipped, escaped, passing, template, visible
 
-__all__ = ["clipped", "css", "escaped", "facts", "scoped", "table", "template", "visible"]
+__all__ = ["clipped", "css", "escaped", "facts", "passing", "scoped", "table", "template", "visible"]

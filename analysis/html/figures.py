@@ -91,9 +91,9 @@ def _image(drawn: Figure | Axes, alt: str, shown: str) -> Markup:
     whole = _whole(drawn)
     width, height = (round(inches * PIXELS_PER_INCH) for inches in whole.get_size_inches())
     data = base64.b64encode(_png(whole, _SHARPNESS)).decode("ascii")
-    return Markup(
-        '<img class="{}" width="{}" height="{}" alt="{}" decoding="async" src="data:image/png;base64,{}">'
-    ).format(shown, width, height, escaped(alt), data)
+    return Markup('<img class="{}" width="{}" height="{}" alt="{}" src="data:image/png;base64,{}">').format(
+        shown, width, height, escaped(alt), data
+    )
 
 
 def _png(whole: Figure, sharpness: float) -> bytes:

@@ -21,6 +21,7 @@ MISSING = Markup('<span class="wb-na" aria-label="missing">—</span>')
 """A value that is not there."""
 
 _CELL_CHARACTERS = 400
+_LONG = 32  # characters beyond which a cell may break anywhere, in a column that keeps some width
 _ID_NAMES = frozenset(
     {"rollout", "group", "trajectory", "item", "seq", "step", "position", "attempt", "path", "worker", "run"}
 )
@@ -97,11 +98,11 @@ def table(
         {
             "label": (labels or {}).get(name, str(name).replace("_", " ")),
             "title": (titles or {}).get(name, ""),
-            "classes": _classes(frame[name], name),
+            "classes": _classes(frame[name], name, column),
             "tag": "th" if row_header and place == 0 else "td",
             "lang": not pd.api.types.is_numeric_dtype(frame[name].dtype),
         }
-        for place, name in enumerate(names)
+        for place, (name, column) in enumerate(zip(names, written, strict=True))
     ]
     note = f"The first {len(shown):,} of {len(frame):,} rows." if len(shown) < len(frame) else ""
     note = note or ("No rows." if not len(frame) else "")
@@ -172,7 +173,9 @@ def _is_id(name: Any) -> bool:
     return text in _ID_NAMES or text.endswith(("_id", "_index"))
 
 
-def _classes(values: pd.Series, name: str) -> str:
-    if pd.api.types.is_bool_dtype(values.dtype) or not pd.api.types.is_numeric_dtype(values.dtype):
-        return "wb-id" if _is_id(name) else ""
-    return "wb-num"
+def _classes(values: pd.Series, name: str, written: Sequence[Markup]) -> str:
+    if pd.api.types.is_numeric_dtype(values.dtype) and not pd.api.types.is_bool_dtype(values.dtype):
+        return "wb-num"
+    found = ["wb-id"] if _is_id(name) else []
+    found += ["wb-long"] if any(len(text) > _LONG and text is not MISSING for text in written) else []
+    return " ".join(found)

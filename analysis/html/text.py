@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
-__all__ = ["clipped", "escaped", "template", "visible"]
+__all__ = ["clipped", "escaped", "passing", "template", "visible"]
+
+_MARGIN = 4096
+_through: ContextVar[Callable[[str], str] | None] = ContextVar("analysis_html_text_through", default=None)
 
 # Controls but tab and newline, invisible and bidirectional format characters, tags, lone surrogates,
 # noncharacters. The joiners U+200C and U+200D stay: words and emoji are spelled with them.
@@ -64,13 +70,31 @@ def clipped(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     tail = limit // 3
-    head = limit - tail
-    note = f" … {len(text) - limit:,} characters left out … "
+    return _joined(text[: limit - tail], text[len(text) - tail :], len(text) - limit)
+
+
+def _joined(start: str, end: str, left_out: int) -> str:
     # Marks that combine with what was cut before them would sit on the note.
-    end = text[len(text) - tail :] if tail else ""
     while end and unicodedata.combining(end[0]):
         end = end[1:]
-    return text[:head] + note + end
+    return f"{start} … {left_out:,} characters left out … {end}"
+
+
+@contextmanager
+def passing(through: Callable[[str], str]) -> Iterator[None]:
+    """Send all text that becomes HTML through a function while the block runs, such as one that redacts.
+
+    Parameters
+    ----------
+    through
+        From text to text, both unescaped. Of long texts that will be clipped it gets a beginning and an end
+        that reach 4,096 characters beyond what is shown.
+    """
+    token = _through.set(through)
+    try:
+        yield
+    finally:
+        _through.reset(token)
 
 
 def escaped(text: Any, limit: int | None = None) -> Markup:
@@ -85,12 +109,21 @@ def escaped(text: Any, limit: int | None = None) -> Markup:
     """
     if hasattr(text, "__html__"):
         return Markup(text)
-    plain = str(text)
-    return escape(visible(plain if limit is None else clipped(plain, limit)))
+    plain, through = str(text), _through.get()
+    if limit is None or len(plain) <= limit or through is None:
+        passed = plain if through is None else through(plain)
+        return escape(visible(passed if limit is None else clipped(passed, limit)))
+    tail = limit // 3
+    start = through(plain[: limit - tail + _MARGIN])[: limit - tail]
+    end = through(plain[-(tail + _MARGIN) :])[-tail:] if tail else ""
+    return escape(visible(_joined(start, end, len(plain) - limit)))
 
 
 def _finalize(value: Any) -> Any:
-    return value if hasattr(value, "__html__") else visible(str(value))
+    if hasattr(value, "__html__"):
+        return value
+    through = _through.get()
+    return visible(str(value) if through is None else through(str(value)))
 
 
 _ENVIRONMENT = jinja2.Environment(

@@ -52,8 +52,8 @@ def test_every_rule_is_scoped_and_every_token_is_known() -> None:
     selectors = [part.strip() for rule in re.findall(r"([^{}]+)\{", rules) for part in rule.split(",")]
     assert len(selectors) > 40
     assert [name for name in selectors if ".wb" not in name and not name.startswith("@media")] == []
-    used = set(re.findall(r"var\(--wb-([a-z-]+)", rules))
-    defined = set(re.findall(r"--wb-([a-z-]+):", rules))
+    used = set(re.findall(r"var\(--wb-([a-z0-9-]+)", rules))
+    defined = set(re.findall(r"--wb-([a-z0-9-]+):", rules))
     assert used - defined == {"size"}, "the size is the page's to set"
     assert not re.search(r"url\(|@import|https?:", rules)
 

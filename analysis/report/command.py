@@ -1,0 +1,52 @@
+"""`workbench report`: a run as one HTML page, alone or beside another one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from analysis.cli_load import add_load_options, load_from, report_failure
+from analysis.errors import AnalysisError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `workbench report`."""
+    add_load_options(parser)
+    parser.add_argument(
+        "-o",
+        "--out",
+        metavar="FILE",
+        type=Path,
+        default=Path("report.html"),
+        help="the page (default: %(default)s)",
+    )
+    parser.add_argument("--compare", metavar="RUN2", help="set this run beside the first")
+    parser.add_argument(
+        "--no-content", action="store_true", help="leave out what users, tasks and models wrote"
+    )
+    parser.add_argument("--no-emails", action="store_true", help="mask e-mail addresses too")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Load, write, and say what was found; return 0, or 1 if it cannot be done."""
+    try:
+        loaded = load_from(options)
+        other = None
+        if options.compare is not None:
+            other = load_from(argparse.Namespace(**{**vars(options), "paths": [options.compare]}))
+        written = loaded.report(
+            options.out, compare=other, content=not options.no_content, emails=not options.no_emails
+        )
+    except (AnalysisError, OSError, ValueError) as error:
+        return report_failure("report", error)
+    for finding in written.findings.found[:10]:
+        sys.stdout.write(f"{finding.severity:<8} {finding.title}\n")
+    if not written.findings.found:
+        sys.stdout.write("no rule found anything that needs attention\n")
+    removed = sum(written.removed.values())
+    masked = f", {removed:,} credentials masked" if removed else ""
+    sys.stdout.write(f"{written.size / 2**20:.1f} MiB in {written.path}{masked}\n")
+    return 0
