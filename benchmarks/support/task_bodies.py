@@ -1,7 +1,9 @@
 """Task results of any size as JSON bytes, the same for the same numbers.
 
-Token ids come from a vocabulary of 150,000 with the skew of text, sampled stretches alternate with tool
-output, sampled tokens carry a logprob with all its digits, and messages hold about four characters per token.
+Token ids come from a vocabulary of 150,000 with the skew of a captured agent session: its 18,768 tokens are
+1,044 different ones, the three most frequent 1,526, 1,476 and 1,273 times; as many drawn here are 1,129, and
+2,089, 1,550 and 1,178 times. Sampled stretches alternate with tool output, sampled tokens carry a logprob with
+all its digits, and messages hold about four characters per token.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ TASK_MARK = b"@TASK@"
 
 _VOCABULARY = 150_000
 _STRETCH = 200
+_RANK_SHARES = (np.arange(_VOCABULARY) + 6.0) ** -1.7
+_RANK_SHARES /= _RANK_SHARES.sum()
+_TOKEN_OF_RANK = np.random.default_rng(0).permutation(_VOCABULARY)
 _WORDS = "the agent reads a file and runs its tests because one of them fails".split()
 
 
@@ -113,6 +118,5 @@ def _trace(
 
 
 def _ids(count: int, rng: np.random.Generator) -> list[int]:
-    skewed = np.abs(rng.standard_cauchy(count)) * 2_000
-    ids: list[int] = skewed.clip(3, _VOCABULARY).astype(np.int64).tolist()
+    ids: list[int] = _TOKEN_OF_RANK[rng.choice(_VOCABULARY, count, p=_RANK_SHARES)].tolist()
     return ids
