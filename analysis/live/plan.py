@@ -113,7 +113,7 @@ def prompt_rows(prompts: Any) -> tuple[Mapping[str, Any], ...]:
 
 def _row(item: Any, place: int) -> Mapping[str, Any]:
     if isinstance(item, str) or _is_chat(item):
-        row: dict[str, Any] = {"prompt": item}
+        row: dict[str, Any] = {"prompt": item, "label": None}
     elif isinstance(item, Mapping):
         row = {name: item.get(name) for name in _ROW_KEYS}
         row["prompt"] = item.get("prompt", item.get("input"))
@@ -153,7 +153,8 @@ def _read_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
 def write_plan(folder: Path, plan: Plan) -> None:
     """Write a plan into a submission's folder."""
     try:
-        lines = [json.dumps(row, ensure_ascii=False) for row in plan.rows]
+        # ASCII, because lone surrogates of broken text have no UTF-8 and JSON has an escape for them.
+        lines = [json.dumps(row) for row in plan.rows]
         record = {
             "version": PLAN_VERSION,
             "n_samples": plan.n_samples,
@@ -164,8 +165,7 @@ def write_plan(folder: Path, plan: Plan) -> None:
         text = json.dumps(record, indent=2)
     except (TypeError, ValueError) as error:
         raise SubmissionError(f"prompts and keys must be plain data that JSON can hold: {error}") from error
-    # Lone surrogates of broken text have no UTF-8; JSON has an escape for them.
-    write_text(folder / _PROMPTS, "".join(f"{line}\n" for line in map(_encodable, lines)))
+    write_text(folder / _PROMPTS, "".join(f"{line}\n" for line in lines))
     write_text(folder / _FILE, text + "\n")
 
 
@@ -192,7 +192,3 @@ def read_plan(folder: Path) -> Plan:
         raise SubmissionError(f"{folder} holds no submission") from error
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise SubmissionError(f"{folder / _FILE} is damaged: {error!r}") from error
-
-
-def _encodable(line: str) -> str:
-    return line if line.isascii() else line.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

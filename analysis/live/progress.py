@@ -244,7 +244,7 @@ class RunProgress:
         """Return the present state."""
         stages: Counter[str] = Counter()
         for task in self._tasks.values():
-            known = list(task.stages.values())[: task.sessions]
+            known = list(task.stages.values())[-task.sessions :]
             stages.update(known)
             stages["SUBMITTED"] += task.sessions - len(known)
         ordered = {name: stages[name] for name in STAGES if stages[name]}

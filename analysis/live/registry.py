@@ -13,10 +13,11 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from analysis.errors import RunBusyError, RunNameError, RunNotFoundError
 from analysis.lab.files import write_text
@@ -83,7 +84,7 @@ class LiveFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: IO[bytes] | None = None
+        self._unlock: Callable[[], object] | None = None
 
     @classmethod
     def new(cls, runs: Path, kind: str, name: str | None, *, server: str) -> LiveFolder:
@@ -156,22 +157,23 @@ class LiveFolder:
             import fcntl
         except ImportError:  # no such locks on this platform: two drivers are the user's to avoid
             return
-        file = (self.path / _LOCK).open("ab")
+        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            file.close()
+            os.close(descriptor)
             raise RunBusyError(
                 f"{self.path.name} is driven by another process, or by another handle of this one; cancel or "
                 "detach it there first"
             ) from error
-        self._lock = file
+        # With this object, or with the process, the claim ends too.
+        self._unlock = weakref.finalize(self, os.close, descriptor)
 
     def release(self) -> None:
         """Give the claim up; harmless to repeat."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.close()
+        unlock, self._unlock = self._unlock, None
+        if unlock is not None:
+            unlock()
 
     def read(self) -> LiveRecord:
         """Return the record.
