@@ -6,16 +6,21 @@ Knows nothing about what is in them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from analysis.errors import NotebookError
 
-__all__ = ["execute", "notebook_files", "write_page"]
+__all__ = ["execute", "notebook_files", "without_widgets", "write_page"]
 
 DISTRIBUTION = "slime-bridge"
+_WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+_WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+_NEEDS_KERNEL = "<p><em>An explorer stands here: run this notebook in JupyterLab to use it.</em></p>"
+
 CELL_TIMEOUT = 600.0
 """Seconds after which a cell is given up."""
 
@@ -99,11 +104,36 @@ def execute(
 
 
 def write_page(notebook: Any, target: Path) -> Path:
-    """Write an executed notebook as one HTML page with its figures in it; return `target`."""
+    """Write an executed notebook as one HTML page with its figures in it; return `target`.
+
+    Widgets that hold HTML stand there as they stood at the end; others say that they need a kernel.
+    """
     from nbconvert import HTMLExporter
 
     exporter: Any = HTMLExporter  # its types are not given
-    page, _ = exporter().from_notebook_node(notebook)
+    page, _ = exporter().from_notebook_node(without_widgets(notebook))
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
     return target
+
+
+def without_widgets(notebook: Any) -> Any:
+    """Return a copy of an executed notebook with HTML in the place of its widgets."""
+    copied = deepcopy(notebook)
+    saved = copied.metadata.get("widgets", {}).get(_WIDGET_STATE, {}).get("state", {})
+    for cell in copied.cells:
+        for output in cell.get("outputs", ()):
+            view = output.get("data", {}).pop(_WIDGET_VIEW, None)
+            if view is not None:
+                output.data["text/html"] = _still(saved, view["model_id"]) or _NEEDS_KERNEL
+    return copied
+
+
+def _still(saved: Mapping[str, Any], model: str) -> str:
+    """What a widget and those inside it hold as HTML; empty where one of them is drawn by a script."""
+    widget = saved.get(model, {})
+    state = widget.get("state", {})
+    if widget.get("model_name") == "HTMLModel":
+        return f"<div>{state.get('value', '')}</div>"
+    parts = [_still(saved, child.removeprefix("IPY_MODEL_")) for child in state.get("children", ())]
+    return "".join(parts) if all(parts) else ""
