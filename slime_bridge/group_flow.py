@@ -2,7 +2,8 @@
 
 - A result with bad content: rejected; a fresh prompt takes its place.
 - No result (deadline, task failed, forgotten too often, undecodable): back into the queue after a growing
-  pause, with the prompt as it was drawn; given up after ``polar_max_prompt_attempts`` such failures.
+  pause, with the prompt as it was drawn; given up after ``polar_max_prompt_attempts`` such failures, or
+  ``polar_max_prompt_deadlines`` deadlines.
 - No result because the server was away: back into the queue, without counting against the prompt.
 - The request was refused for good (4xx): held, and replaced. When the server accepts another request, the
   fault was the prompt's and it is given up; when refusals go on, the set-up is at fault: the run stops, and
@@ -98,6 +99,7 @@ class GroupFlow:
             max_staleness=config.max_staleness,
             window=config.max_groups_in_flight if config.fully_async else None,
             max_failures=config.max_prompt_attempts,
+            max_deadlines=config.max_prompt_deadlines,
             draw_quantum=(config.over_sampling_batch_size or 1) if surplus else 1,
             observer=self.ledger,
         )
@@ -115,10 +117,12 @@ class GroupFlow:
         note = self.scheduler.request(rollout_id, wanted)
         if note is not None:
             logger.warning(
-                "Rollout id %d is %s: groups carry the id of the call that they were submitted in, and their "
-                "lag is counted from it",
+                "Rollout id %d is %s: %s",
                 rollout_id,
                 "asked for again" if note == "repeated" else "lower than the one before",
+                "groups carry the id of the call that submitted them, and their lag is counted from it"
+                if note == "repeated"
+                else "groups under way carry this id from now on, and their lag is counted from it",
             )
         self._journal.record("rollout_requested", rollout_id=rollout_id, wanted=wanted)
 
@@ -291,6 +295,7 @@ class GroupFlow:
             error=self.last_error,
             ready_at=time.monotonic() + pause,
             counted=counted,
+            expired=reason == "deadline",
         )
         if not again:
             self._note_given_up(group)

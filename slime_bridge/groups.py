@@ -92,8 +92,11 @@ class Group(Generic[P, R]):
         How often the group went into flight.
     failures
         How many of these ended in a failure that counts against the prompt.
+    deadlines
+        How many of these failures used up the whole deadline.
     policy_version
-        Rollout id of the latest call when the running attempt was submitted; None before the first.
+        Rollout id of the latest call when the running attempt was submitted, lowered by a jump back to an
+        earlier id; None before the first.
     version_at_completion
         Rollout id of the latest call when the result was accepted; None before.
     submitted_at, completed_at
@@ -114,12 +117,20 @@ class Group(Generic[P, R]):
     suspended: bool = False
     admissions: int = 0
     failures: int = 0
+    deadlines: int = 0
     policy_version: int | None = None
     version_at_completion: int | None = None
     submitted_at: float | None = None
     completed_at: float | None = None
     result: R | None = None
     last_error: str = ""
+
+    def rewind(self, rollout_id: int) -> None:
+        """Let no stamp be of a later rollout than this one."""
+        if self.policy_version is not None:
+            self.policy_version = min(self.policy_version, rollout_id)
+        if self.version_at_completion is not None:
+            self.version_at_completion = min(self.version_at_completion, rollout_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +146,7 @@ class Delivery(Generic[P, R]):
     rollout_id
         The rollout that it is delivered to.
     policy_version
-        The version stamped when its last attempt was submitted.
+        The version stamped when its last attempt was submitted, or the rollout id of a later jump back.
     staleness
         ``rollout_id - policy_version``: the sum of the next two.
     staleness_in_flight
@@ -151,6 +162,22 @@ class Delivery(Generic[P, R]):
     staleness: int
     staleness_in_flight: int
     staleness_in_queue: int
+
+    @classmethod
+    def of(cls, group: Group[P, R], rollout_id: int) -> Delivery[P, R]:
+        """Make the delivery of an accepted group to a rollout."""
+        version, completed, result = group.policy_version, group.version_at_completion, group.result
+        if version is None or completed is None or result is None:
+            raise RuntimeError(f"group {group.group_id} is in the buffer without a result")
+        return cls(
+            group=group,
+            result=result,
+            rollout_id=rollout_id,
+            policy_version=version,
+            staleness=rollout_id - version,
+            staleness_in_flight=completed - version,
+            staleness_in_queue=rollout_id - completed,
+        )
 
 
 class RequestNote(StrEnum):

@@ -75,6 +75,8 @@ class Scheduler(Generic[P, R]):
         Groups kept alive across calls. None: a call keeps alive only as many as it asked for.
     max_failures
         After so many failures that count against it a prompt is given up.
+    max_deadlines
+        As `max_failures`, for failures that used up a whole deadline: these are expensive.
     draw_quantum
         Draw in multiples of this many groups (over-sampling); surplus groups serve the next call.
     observer
@@ -86,6 +88,7 @@ class Scheduler(Generic[P, R]):
     max_staleness: int
     window: int | None = None
     max_failures: int = 8
+    max_deadlines: int = 8
     draw_quantum: int = 1
     observer: Callable[[Transition], None] = _ignore
     version: int | None = field(default=None, init=False)
@@ -98,7 +101,7 @@ class Scheduler(Generic[P, R]):
     _claimed: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        for name in ("max_groups", "max_sessions", "max_failures", "draw_quantum"):
+        for name in ("max_groups", "max_sessions", "max_failures", "max_deadlines", "draw_quantum"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
         if self.max_staleness < 0:
@@ -115,8 +118,9 @@ class Scheduler(Generic[P, R]):
     def request(self, rollout_id: int, wanted: int) -> RequestNote | None:
         """Begin a call: from now on submissions carry this rollout id, and prompts may be drawn.
 
-        The rollout id may jump in either direction; the returned note says so. `wanted` is how many accepted
-        groups the call needs, at least 1.
+        The rollout id may jump in either direction; the returned note says so. After a jump back, groups
+        under way count as submitted in this call: their own ids say nothing about their age any more.
+        `wanted` is how many accepted groups the call needs, at least 1.
         """
         if self._call is not None:
             raise RuntimeError(f"the call for rollout {self._call.rollout_id} has not ended")
@@ -126,7 +130,11 @@ class Scheduler(Generic[P, R]):
         self._call = _Call(rollout_id, wanted)
         if previous is None or rollout_id > previous:
             return None
-        return RequestNote.REPEATED if rollout_id == previous else RequestNote.BACKWARDS
+        if rollout_id == previous:
+            return RequestNote.REPEATED
+        for group in itertools.chain.from_iterable(groups.values() for groups in self._live.values()):
+            group.rewind(rollout_id)
+        return RequestNote.BACKWARDS
 
     def end_request(self) -> None:
         """End the call, however it ended; what it was handed and did not commit goes back to the buffer."""
@@ -244,17 +252,21 @@ class Scheduler(Generic[P, R]):
         """End a group in flight because of its content; a fresh prompt takes its place."""
         self._move(self._live[GroupState.IN_FLIGHT][group_id], GroupState.REJECTED, reason)
 
-    def requeue(self, group_id: int, *, reason: str, error: str, ready_at: float, counted: bool) -> bool:
+    def requeue(
+        self, group_id: int, *, reason: str, error: str, ready_at: float, counted: bool, expired: bool = False
+    ) -> bool:
         """Put a group back into the queue after a failure that says nothing about its content.
 
         `reason` and `error` are the short word and the full text. The group is not admitted before `ready_at`
-        (seconds). A failure that is `counted` counts against this prompt; an outage does not. The result is
-        False when this was the last attempt and the prompt is given up.
+        (seconds). A failure that is `counted` counts against this prompt; an outage does not. One that
+        `expired` used up a whole deadline. The result is False when this was the last attempt and the prompt
+        is given up.
         """
         group = self._live[GroupState.IN_FLIGHT][group_id]
         group.last_error = error
         group.failures += counted
-        if group.failures >= self.max_failures:
+        group.deadlines += counted and expired
+        if group.failures >= self.max_failures or group.deadlines >= self.max_deadlines:
             self._move(group, GroupState.GIVEN_UP, reason)
             return False
         group.ready_at = ready_at
@@ -365,19 +377,9 @@ class Scheduler(Generic[P, R]):
         return self._call.rollout_id - group.policy_version
 
     def _hand(self, group: Group[P, R], rollout_id: int) -> Delivery[P, R]:
-        version, completed, result = group.policy_version, group.version_at_completion, group.result
-        if version is None or completed is None or result is None:
-            raise RuntimeError(f"group {group.group_id} is in the buffer without a result")
+        delivery = Delivery.of(group, rollout_id)
         self._move(group, GroupState.HANDED)
-        return Delivery(
-            group=group,
-            result=result,
-            rollout_id=rollout_id,
-            policy_version=version,
-            staleness=rollout_id - version,
-            staleness_in_flight=completed - version,
-            staleness_in_queue=rollout_id - completed,
-        )
+        return delivery
 
     def _move(self, group: Group[P, R], after: GroupState, reason: str = "") -> None:
         before = group.state

@@ -185,6 +185,13 @@ KEYS: tuple[Key, ...] = (
         "Attempts per prompt until it is given up, counted and named in the journal.",
     ),
     Key(
+        "polar_max_prompt_deadlines",
+        2,
+        _COUNT,
+        "Attempts of these that may use up the whole `polar_group_timeout`: a prompt that hangs holds its "
+        "slot that long each time.",
+    ),
+    Key(
         "polar_missing_reward",
         "zero",
         parse.choice("zero", "reject", "error"),

@@ -59,6 +59,7 @@ class PolarSlimeConfig:
     scoring_mode: str = "group"
     min_complete_accept_fraction: float = 0.0
     max_prompt_attempts: int = 8
+    max_prompt_deadlines: int = 2
     missing_reward: str = "zero"
     overlong_traces: str = "drop"
     aborted_turns: str = "mask"

@@ -15,7 +15,7 @@ from typing import Any
 from analysis.lab.polar_server.state import TaskRecord
 from slime_bridge.journal import JournalAuditor, JournalProblem, read_journal
 
-SETTLE_SECONDS = 3.0
+SETTLE_SECONDS = 10.0
 """Sockets and threads end a moment after whoever ended them has returned."""
 
 

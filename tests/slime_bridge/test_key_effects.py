@@ -214,7 +214,7 @@ class TestTransport:
     def test_group_timeout(self):
         """A task that never ends costs its group this time, and the prompt another attempt."""
         with serve_polar(script(Fault("task_endless", attempts=[0], instruction="prompt 1$"))) as polar:
-            output = roll(polar, polar_group_timeout=1.0)
+            output = roll(polar, polar_group_timeout=2.5)
         assert output.metrics["polar/requeued_groups"] == 1
         assert [group[0].group_index for group in output.samples] == [0, 1, 2, 3]
 
@@ -287,6 +287,7 @@ class TestScheduling:
         for rollout_id in (7, 7, 3, 4):
             output = roll(polar, rollout_id, source, polar_fully_async=True)
             seen += [group[0].group_index for group in output.samples]
+            assert 0 <= output.metrics["polar/staleness/min"] <= output.metrics["polar/staleness/max"] <= 1
         assert len(set(seen)) == len(seen) == 16
         assert caplog.text.count("asked for again") == 1
         assert caplog.text.count("lower than the one before") == 1
@@ -296,6 +297,14 @@ class TestScheduling:
         """A prompt that never works is given up after so many."""
         with serve_polar(script(Fault("task_failed", instruction="prompt 1$"))) as polar:
             output = roll(polar, polar_max_prompt_attempts=1)
+        assert output.metrics["polar/given_up_groups"] == 1
+        assert [group[0].group_index for group in output.samples] == [0, 2, 3, 4]
+
+    @shows("polar_max_prompt_deadlines")
+    def test_max_prompt_deadlines(self):
+        """A prompt that hangs is given up after so many whole deadlines, long before its other attempts."""
+        with serve_polar(script(Fault("task_endless", instruction="prompt 1$"))) as polar:
+            output = roll(polar, polar_max_prompt_deadlines=1, polar_group_timeout=2.5)
         assert output.metrics["polar/given_up_groups"] == 1
         assert [group[0].group_index for group in output.samples] == [0, 2, 3, 4]
 

@@ -313,6 +313,28 @@ class TestVersions:
             scheduler.end_request()
         assert notes == [None, None, RequestNote.REPEATED, RequestNote.BACKWARDS]
 
+    def test_after_a_jump_back_the_age_counts_from_there(self):
+        """No negative lag, and nothing grows old unseen until the ids have caught up."""
+        scheduler = make(max_staleness=1, window=3)
+        scheduler.request(7, 1)
+        buffered, flying, _ = draw_and_admit(scheduler)
+        run(scheduler, buffered)
+        scheduler.end_request()
+        scheduler.request(3, 1)
+        (delivery,) = scheduler.take()
+        assert (delivery.policy_version, delivery.staleness) == (3, 0)
+        assert (delivery.staleness_in_flight, delivery.staleness_in_queue) == (0, 0)
+        scheduler.commit()
+        scheduler.end_request()
+        scheduler.request(4, 1)
+        run(scheduler, flying)
+        (delivery,) = scheduler.take()
+        assert (delivery.staleness, delivery.staleness_in_flight, delivery.staleness_in_queue) == (1, 1, 0)
+        scheduler.commit()
+        scheduler.end_request()
+        scheduler.request(5, 1)
+        assert [lag for _, lag in scheduler.reject_stale("too_stale")] == [2]
+
 
 class TestDelivery:
     def test_oldest_drawn_first_all_or_nothing(self):

@@ -15,13 +15,15 @@ from slime_bridge.groups import GroupState
 from slime_bridge.ledger import Ledger
 from slime_bridge.scheduler import Scheduler
 
-SCHEDULES = int(os.environ.get("SCHEDULER_SCHEDULES", "400"))
+SCHEDULES = int(os.environ.get("SCHEDULER_SCHEDULES", "100"))
 LIMITS = st.sampled_from([None, None, None, 0, 1, 2])
 OUTCOMES = st.sampled_from(
-    ["accept"] * 8 + ["reject", "reject", "suspend"] + [(d, c) for d in (0.0, 3.0) for c in (True, False)]
+    ["accept"] * 8
+    + ["reject", "reject", "suspend"]
+    + [(0.0, True, False), (0.0, False, False), (3.0, True, True), (3.0, False, True)]
 )
 
-pytestmark = pytest.mark.timeout(60 + SCHEDULES // 10)
+pytestmark = pytest.mark.timeout(60 + SCHEDULES)
 
 
 class Schedules(RuleBasedStateMachine):
@@ -39,6 +41,7 @@ class Schedules(RuleBasedStateMachine):
         max_staleness=st.integers(0, 3),
         window=st.none() | st.integers(1, 8),
         max_failures=st.integers(1, 4),
+        max_deadlines=st.integers(1, 3),
         draw_quantum=st.integers(1, 3),
         first=st.integers(0, 5),
     )
@@ -62,6 +65,7 @@ class Schedules(RuleBasedStateMachine):
         self.suspended = set()
         self.versions = {}  # group id -> stamp as the server saw it
         self.failures = {}  # group id -> failures that count
+        self.deadlines = {}  # group id -> of these, whole deadlines
         self.reserved = 0
         self.closed = False
 
@@ -84,6 +88,8 @@ class Schedules(RuleBasedStateMachine):
     def call(self, step, wanted):
         self.rollout_id = self.version = max(0, self.rollout_id + step)
         self.scheduler.request(self.rollout_id, wanted)
+        # After a jump back the age of what is under way counts from there.
+        self.versions = {group: min(version, self.version) for group, version in self.versions.items()}
         self.wanted = wanted
 
     @precondition(lambda self: not self.closed and self.wanted)
@@ -112,7 +118,8 @@ class Schedules(RuleBasedStateMachine):
         for delivery in batch:
             version = self.versions[delivery.group.group_id]
             assert delivery.policy_version == version
-            assert delivery.staleness == self.rollout_id - version <= self.limits["max_staleness"]
+            assert 0 <= delivery.staleness == self.rollout_id - version <= self.limits["max_staleness"]
+            assert min(delivery.staleness_in_flight, delivery.staleness_in_queue) >= 0
             assert delivery.staleness == delivery.staleness_in_flight + delivery.staleness_in_queue
             assert delivery.result == f"result of {delivery.group.prompt}"
         for delivery in batch[:pruned]:
@@ -175,12 +182,16 @@ class Schedules(RuleBasedStateMachine):
     def some_flying(self, data):
         return data.draw(st.sampled_from(sorted(self.flying)), label="group")
 
-    def fail(self, group, delay, counted):
-        self.failures[group.group_id] = self.failures.get(group.group_id, 0) + counted
+    def fail(self, group, delay, counted, expired):
+        number = group.group_id
+        self.failures[number] = self.failures.get(number, 0) + counted
+        self.deadlines[number] = self.deadlines.get(number, 0) + (counted and expired)
+        ready_at = self.now + delay
         again = self.scheduler.requeue(
-            group.group_id, reason="deadline", error="late", ready_at=self.now + delay, counted=counted
+            number, reason="deadline", error="late", ready_at=ready_at, counted=counted, expired=expired
         )
-        assert again == (self.failures[group.group_id] < self.limits["max_failures"])
+        enough = self.failures[number] >= self.limits["max_failures"]
+        assert again == (not enough and self.deadlines[number] < self.limits["max_deadlines"])
         if not again:
             self.finish(group, "given up")
 
