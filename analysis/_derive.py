@@ -27,7 +27,6 @@ from analysis._tables import (
     sums_by,
     take_table,
 )
-from slime_bridge.advantages import LeaveOneTrajectoryOut, RewardBatch
 
 __all__ = [
     "ROLLOUT_KEY",
@@ -35,8 +34,6 @@ __all__ = [
     "derive_rollouts",
     "derive_sessions",
     "derive_traces",
-    "recomputed_sessions",
-    "recomputed_traces",
     "sort_order",
     "sort_rows",
     "trace_order",
@@ -121,63 +118,6 @@ def derive_sessions(sessions: pa.Table, traces: Linked) -> pa.Table:
         advantage_raw=as_floats(_ratio(sums_by(owner, count, np.nan_to_num(raw), has_raw), raws)),
         advantage=as_floats(_ratio(sums_by(owner, count, np.nan_to_num(final) * weights, has_final), tokens)),
     )
-
-
-def recomputed_sessions(sessions: Linked, groups: int) -> pa.Table:
-    """Give sessions the advantage that the bridge's default estimator gives for their rewards."""
-    table = sessions.table
-    reward = floats(table, "reward")
-    spare = unused_results(table, sessions.owner, groups)
-    compared = _compared(table, sessions.owner) & ~spare
-    values, answered = _estimate(
-        reward, sessions.owner, np.arange(len(table)), flags(table, "usable"), np.ones(len(table)), compared
-    )
-    return _keep(table, advantage_recomputed=as_floats(values, answered))
-
-
-def recomputed_traces(traces: Linked, sessions: Linked, groups: int) -> pa.Table:
-    """Give traces the advantage that the bridge's default estimator gives for their rewards."""
-    table, owner = traces.table, traces.owner
-    if not len(table) or not len(sessions.table):
-        return table
-    group = np.where(owner >= 0, sessions.owner[owner], -1)
-    usable = flags(sessions.table, "usable")[owner] & (owner >= 0)
-    usable &= ~(flags(table, "removed") | flags(table, "placeholder"))
-    trained_on = np.where(
-        known(table, "trainable_tokens"),
-        integers(table, "trainable_tokens"),
-        integers(table, "sampled_tokens"),
-    )
-    spare = unused_results(sessions.table, sessions.owner, groups)[owner]
-    compared = _compared(table, group) & ~spare
-    values, answered = _estimate(floats(table, "reward"), group, owner, usable, trained_on, compared)
-    return _keep(table, advantage_recomputed=as_floats(values, answered))
-
-
-def _compared(table: pa.Table, group: Ints) -> np.ndarray:
-    """Leave out evaluations, which have no advantages, and what belongs to no group."""
-    return (group >= 0) & ~flags(table, "evaluation")
-
-
-def _estimate(
-    reward: Any, group: Ints, trajectory: Ints, valid: Any, tokens: Any, compared: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return advantages, and where there is one: in groups with a usable trajectory that has a reward."""
-    values = np.full(len(reward), np.nan)
-    rows = np.flatnonzero(compared)
-    if not len(rows):
-        return values, np.zeros(len(reward), dtype=bool)
-    batch = RewardBatch(
-        reward=reward[rows],
-        group=group[rows],
-        trajectory=trajectory[rows],
-        valid=valid[rows],
-        trainable_tokens=np.asarray(tokens)[rows],
-    )
-    values[rows] = LeaveOneTrajectoryOut()(batch)
-    answered = np.zeros(len(reward), dtype=bool)
-    answered[rows] = batch.grouping.sizes[batch.grouping.group_of_trace] > 0
-    return values, answered
 
 
 def derive_groups(groups: pa.Table, sessions: Linked, traces: Linked) -> pa.Table:

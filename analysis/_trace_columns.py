@@ -124,8 +124,8 @@ _REWARD = (
     *floats(
         "derived",
         "advantage",
-        "its group has no usable session with a reward",
-        ("advantage_recomputed", "what the bridge's default estimator gives for the rewards in these tables"),
+        "its group has no usable session with a reward, or the run's estimator cannot be had (run.problems)",
+        ("advantage_recomputed", "what the run's own estimator gives for the rewards in these tables"),
     ),
 )
 

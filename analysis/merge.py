@@ -24,6 +24,7 @@ from analysis import _derive, _link
 from analysis._coalesce import SOURCE_COLUMN, coalesce
 from analysis._identity import Ints, codes, identify, occurrences, with_occurrence
 from analysis._link import Linked
+from analysis._recompute import Recomputation
 from analysis._tables import counterparts, integers, one_array, set_columns, take_rows, take_table
 from analysis.problems import Problem, Skipped
 from analysis.records import Records, inner_schema
@@ -67,7 +68,7 @@ class Merged:
     skipped: tuple[Skipped, ...] = ()
 
 
-def merge(records: Records, run_names: Mapping[str, str]) -> Merged:
+def merge(records: Records, run_names: Mapping[str, str], *, trusted: bool = False) -> Merged:
     """Join all rows.
 
     Parameters
@@ -76,6 +77,8 @@ def merge(records: Records, run_names: Mapping[str, str]) -> Merged:
         What was read.
     run_names
         The run that each file belongs to, by path.
+    trusted
+        Whether an advantage estimator of the user's, as a journal names it, may be imported.
     """
     rows = partial(_rows, records, run_names)
     groups, events, session_rows = rows("group"), rows("event"), rows("session")
@@ -92,7 +95,7 @@ def merge(records: Records, run_names: Mapping[str, str]) -> Merged:
     traces = _sorted_traces(_link.link_traces(_joined(rows("trace"), "trace"), linked.table))
     metrics = rows("metric").drop_columns([SOURCE_COLUMN])
     rollouts = _rollouts(_joined(rows("rollout"), "rollout"), groups, traces.table, metrics)
-    tables = _with_numbers(rollouts, groups, linked, traces)
+    tables, unanswered = _with_numbers(rollouts, groups, linked, traces, events, trusted)
     completions = _link.link_completions(_joined(rows("completion"), "completion"), linked.table)
     tables["completion"] = _derive.sort_rows(completions, "completion")
     tables["event"] = _derive.sort_rows(events.drop_columns([SOURCE_COLUMN]), "event")
@@ -105,7 +108,7 @@ def merge(records: Records, run_names: Mapping[str, str]) -> Merged:
         .append_column(OWNER, pa.array(owners[grain], pa.int64(), mask=owners[grain] < 0))
         for grain in GRAINS
     }
-    return Merged(complete, problems, skipped)
+    return Merged(complete, (*problems, *unanswered), skipped)
 
 
 def _owners(tables: Mapping[str, pa.Table], sessions: Ints, traces: Ints) -> dict[str, Ints]:
@@ -190,18 +193,19 @@ def _rollouts(rollouts: pa.Table, *inner: pa.Table) -> pa.Table:
 
 
 def _with_numbers(
-    rollouts: pa.Table, groups: pa.Table, sessions: Linked, traces: Linked
-) -> dict[str, pa.Table]:
-    count = len(groups)
+    rollouts: pa.Table, groups: pa.Table, sessions: Linked, traces: Linked, events: pa.Table, trusted: bool
+) -> tuple[dict[str, pa.Table], tuple[Problem, ...]]:
     trace_table = _derive.derive_traces(traces.table, rollouts)
-    trace_table = _derive.recomputed_traces(Linked(trace_table, traces.owner), sessions, count)
     traces = Linked(trace_table, traces.owner)
     session_table = _derive.derive_sessions(sessions.table, traces)
-    session_table = _derive.recomputed_sessions(Linked(session_table, sessions.owner), count)
     sessions = Linked(session_table, sessions.owner)
+    own = Recomputation(groups, sessions, traces, events, trusted=trusted)
+    traces = Linked(own.traces(), traces.owner)
+    sessions = Linked(own.sessions(), sessions.owner)
     groups = _derive.derive_groups(groups, sessions, traces)
     rollouts = _derive.derive_rollouts(rollouts, groups, sessions)
-    return {"rollout": rollouts, "group": groups, "session": session_table, "trace": trace_table}
+    tables = {"rollout": rollouts, "group": groups, "session": sessions.table, "trace": traces.table}
+    return tables, tuple(own.problems)
 
 
 def _with_units(metrics: pa.Table) -> pa.Table:

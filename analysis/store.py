@@ -266,7 +266,9 @@ class Store:
         self, parts: list[_Part], names: Mapping[str, str]
     ) -> tuple[dict[str, pa.Table], tuple[Problem, ...], tuple[Skipped, ...]]:
         """Join everything, and remember it."""
-        merged = merge(together([part.records for part in parts]), names)
+        merged = merge(
+            together([part.records for part in parts]), names, trusted=self.settings.options.trusted
+        )
         tables = dict(merged.tables)
         for place, (root, part) in enumerate(zip(self.roots, parts, strict=True)):
             content = Cached(records=part.records, heads=part.heads)

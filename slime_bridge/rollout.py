@@ -118,6 +118,12 @@ for _step in (pause_for_weight_update, resume_after_weight_update):
     setattr(generate_rollout_polar_async, _step.__name__, _step)
 
 
+def _advantage_switches(args: Any) -> dict[str, Any]:
+    """Return what Slime itself is told about advantages; an analysis cannot recompute them without it."""
+    names = ("advantage_estimator", "rewards_normalization", "grpo_std_normalization")
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+
+
 @dataclass(slots=True, eq=False)
 class _Workers:
     """The workers of this process, one per data source."""
@@ -148,7 +154,9 @@ class _Workers:
                 other.stop()
                 self._workers.remove(other)
             journal = open_journal(
-                config.run_dir, config=config.describe(), versions={"slime": _slime.slime_info().version}
+                config.run_dir,
+                config={**config.describe(), "slime": _advantage_switches(args)},
+                versions={"slime": _slime.slime_info().version},
             )
             worker = PolarWorker(config, args, data_source, journal=journal)
             self._workers.append(worker)
