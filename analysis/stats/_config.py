@@ -67,8 +67,9 @@ def polar_config(
 def estimator_in_use(frames: Frames) -> Callable[[RewardBatch], Any]:
     """Return the estimator that the run was trained with, as far as its files say.
 
-    The journal names it where it was chosen; for the default, whose division by a spread is Slime's switch
-    and in no journal, the form that comes closer to the dumped advantages is taken.
+    The journal names it where it was chosen; for the default, the form that comes closer to the dumped
+    advantages is taken, and for a class of the user's own as well: a journal's word is no reason to import
+    anything.
     """
     configs = list(configurations(frames).values())
     if configs:
@@ -93,9 +94,11 @@ def _named(config: Mapping[str, Any]) -> Callable[[RewardBatch], Any] | None:
     for candidate in ("gdpo", "dvao"):
         if config.get(f"{candidate}_reward_keys"):
             name, kwargs = candidate, {**kwargs, "keys": tuple(config[f"{candidate}_reward_keys"])}
-    if not name:
+    # A journal is data from anywhere: what it names outside the bridge is imported by nobody but its owner,
+    # who hands the estimator over.
+    if not name or ":" in str(name):
         return None
     try:
         return get_estimator(str(name), kwargs)
-    except AdvantageError:  # an estimator of the user's that is not installed here
+    except AdvantageError:  # of another version of the bridge
         return None

@@ -174,7 +174,7 @@ def test_the_bridge_writes_down_what_slime_was_told(embedded: RunFolder) -> None
     run = load(embedded.root)
     events = run.events()
     opened = json.loads(events[events["event"] == "journal_opened"]["data"].iloc[-1])
-    assert set(opened["config"]["slime"]) <= set(SLIME)
+    assert opened["config"]["slime"] == {**SLIME, "grpo_std_normalization": False}
     traces = run.traces()
     handed = traces[traces["advantage_raw"].notna() & traces["advantage_recomputed"].notna()]
     assert len(handed) > 10

@@ -111,6 +111,9 @@ class TestArithmetic:
         named = RunBuilder(advantage_estimator="max_at_k", advantage_estimator_kwargs={"k": 2})
         named.group([1.0, 0.0])
         assert autopsy(named.tables(), 0).estimator == "MaxAtK(k=2)"
+        foreign = RunBuilder(advantage_estimator="subprocess:Popen", advantage_estimator_kwargs={"args": 1})
+        foreign.group([1.0, 0.0])
+        assert autopsy(foreign.tables(), 0).estimator == repr(LeaveOneTrajectoryOut())
 
     def test_what_was_trained_stands_beside(self) -> None:
         """A difference to the train dump is shown per trace."""
