@@ -51,7 +51,8 @@ _CALL = Markup('<div class="wb-call"><span class="wb-call-name">{}</span>{}{}</d
 _FACT = Markup('<span class="wb-fact">{}</span>')
 _ARGUMENT = Markup("<dt>{}</dt><dd>{}</dd>")
 _MORE = Markup('<details class="wb-more"{}><summary>{}</summary>{}</details>')
-_TEXT = Markup('<pre class="wb-text" dir="auto">{}</pre>')
+# A parser drops a newline that stands first in such an element: ours, so that the text keeps its own.
+_TEXT = Markup('<pre class="wb-text" dir="auto">\n{}</pre>')
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,8 @@ def tools_of(values: Any) -> tuple[Tool, ...]:
 
 def _message(value: Any) -> Message:
     if not isinstance(value, Mapping):
-        return Message("unknown", (Block("other", value if isinstance(value, str) else _json(value)),))
-    kind = value.get("type")
+        return Message("unknown", (Block("other", _json(value)),))
+    kind = _str(value.get("type"))
     if "role" not in value and kind in _CALL_TYPES | _REASONING_TYPES:
         return Message("assistant", tuple(_part("assistant", value)))
     if "role" not in value and kind in _RESULT_TYPES:
@@ -105,7 +105,7 @@ def _part(role: str, part: Any) -> list[Block]:
         return list(_text_blocks(role, part))
     if not isinstance(part, Mapping):
         return [Block("other", _json(part))]
-    kind = part.get("type")
+    kind = _str(part.get("type"))
     if kind in _RESULT_TYPES:
         answer = _flat(part.get("content", part.get("output")))
         return [Block("text", answer, call_id=_str(part.get("tool_use_id", part.get("call_id"))))]
@@ -115,12 +115,12 @@ def _part(role: str, part: Any) -> list[Block]:
         thought = _flat(part.get("thinking", part.get("summary", part.get("content", part.get("text")))))
         return [Block("reasoning", thought)] if thought else []
     if kind in _IMAGE_TYPES:
-        return [Block("image", _image(part), name=_str(kind))]
+        return [Block("image", _image(part), name=kind)]
     if kind == "refusal":
         return [Block("refusal", _str(part.get("refusal")))]
-    if (kind is None or kind in _TEXT_TYPES) and isinstance(part.get("text"), str):
+    if (not kind or kind in _TEXT_TYPES) and isinstance(part.get("text"), str):
         return list(_text_blocks(role, part["text"]))
-    return [Block("other", _json(part), name=_str(kind))]
+    return [Block("other", _json(part), name=kind)]
 
 
 def _text_blocks(role: str, whole: str) -> Iterable[Block]:
