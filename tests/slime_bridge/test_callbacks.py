@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import contextlib
 import json
 import logging
 import os
@@ -75,6 +75,15 @@ class _Raw:
 
     def close(self) -> None:
         self.writer.transport.abort()
+
+
+def _open_sockets() -> set[str]:
+    """Return the sockets of this process, also those that wait for the garbage collector."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return {name for name in found if name.startswith("socket:")}
 
 
 def _head(
@@ -658,13 +667,13 @@ class TestLife:
                     pass
                 client.close()
 
-        gc.collect()
+        before = _open_sockets()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for iterations in range(10):
                 run_real(main(iterations))
-            gc.collect()
         assert [str(warning.message) for warning in caught] == []
+        assert _open_sockets() <= before
 
     def test_port_that_somebody_else_listens_on_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Two may bind one port before either listens; the second to listen is told as if it were bound."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import torch
 import uvicorn
 
@@ -17,7 +17,6 @@ from analysis.lab.engine import Engine, GenerationRequest, create_app
 from analysis.lab.engine.batch import Batch, BatchLimits
 from analysis.lab.engine.weights import load_weights
 from analysis.lab.model import Weights, token_logprobs
-from analysis.lab.processes import free_port
 
 VOCAB = 448
 EOS = 2
@@ -73,23 +72,17 @@ def worst_error(weights: Weights, requests: Sequence[GenerationRequest]) -> floa
 @contextmanager
 def serve_engine(engine: Engine, *, model_name: str | None = "tiny") -> Iterator[str]:
     """Serve a started engine on a free loopback port; gives the base URL."""
-    port = free_port()
     app = create_app(engine, model_name=model_name)
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, name="uvicorn")
+    # Connections wait in the backlog until the server takes them: nobody has to ask whether it is up.
+    listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+    thread = threading.Thread(target=server.run, args=([listening],), name="uvicorn")
     thread.start()
-    url = f"http://127.0.0.1:{port}"
     try:
-        with httpx.Client(trust_env=False) as client:
-            for _ in range(600):
-                try:
-                    client.get(f"{url}/health")
-                    break
-                except httpx.TransportError:
-                    threading.Event().wait(0.02)
-        yield url
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(timeout=20)
+        listening.close()
         assert not thread.is_alive()

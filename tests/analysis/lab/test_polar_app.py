@@ -164,7 +164,7 @@ def test_a_running_task_conflicts_and_a_finished_one_is_replaced():
 def test_results_grow_in_completion_order_and_end_in_creation_order():
     """Order changes at the end; result paths keep the order of completion."""
     faults = [
-        Fault("session_slow", sessions=[0], seconds=0.6),
+        Fault("session_slow", sessions=[0], seconds=2.5),
         Fault("session_slow", sessions=[1], seconds=0.2),
     ]
     with serve_polar(script=FaultScript(faults=faults)) as polar:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import contextlib
+import os
 import socket
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -25,14 +26,23 @@ async def _app(scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], sen
 
 
 def _leaks(work: Callable[[int], Coroutine[Any, Any, None]], iterations: Iterable[int]) -> list[str]:
-    """Run `work` with each number in a loop of its own and return the resource warnings that are left."""
-    gc.collect()
+    """Run `work` with each number in a loop of its own; return the sockets and warnings that are left."""
+    before = _open_sockets()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for number in iterations:
             asyncio.run(work(number))
-        gc.collect()
-    return [str(warning.message) for warning in caught if warning.category is ResourceWarning]
+    found = [str(warning.message) for warning in caught if warning.category is ResourceWarning]
+    return found + sorted(_open_sockets() - before)
+
+
+def _open_sockets() -> set[str]:
+    """Return the sockets of this process, also those that wait for the garbage collector."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return {name for name in found if name.startswith("socket:")}
 
 
 async def _iterate(count: int) -> None:

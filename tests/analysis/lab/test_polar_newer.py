@@ -211,7 +211,7 @@ def test_completed_sessions_are_left_alone():
 
 def test_higher_priorities_start_earlier():
     """Among waiting sessions the one with the highest priority gets the next init worker."""
-    node = NodeSettings(max_init_workers=1, max_run_workers=8, max_postrun_workers=8, init_seconds=0.1)
+    node = NodeSettings(max_init_workers=1, max_run_workers=8, max_postrun_workers=8, init_seconds=0.4)
     settings = ServerSettings(nodes=(node,), newer=True)
     with (
         stub_engine(shelf_policy) as engine,

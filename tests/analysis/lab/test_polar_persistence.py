@@ -68,7 +68,7 @@ def test_running_the_same_id_again_adds_files(tmp_path: Path):
 
 def test_the_file_exists_before_the_session_is_visible(tmp_path: Path):
     """Every path in `result_paths` can be read at once, and stands in completion order."""
-    script = FaultScript(faults=[Fault("session_slow", sessions=[0], seconds=0.3)])
+    script = FaultScript(faults=[Fault("session_slow", sessions=[0], seconds=2.0)])
     with serve_polar(script=script, save_dir=tmp_path) as polar:
         submit(polar, "t-1", num_samples=2)
         polar.wait_until(lambda: polar.tasks["t-1"].completed_sessions == 1)

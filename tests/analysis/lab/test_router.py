@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -216,15 +217,14 @@ def test_a_router_needs_workers(tmp_path: Path) -> None:
 @contextmanager
 def serve_asgi(app: object) -> Iterator[str]:
     """Serve any ASGI application on a free loopback port."""
-    port = free_port()
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="critical", lifespan="off")  # type: ignore[arg-type]
+    config = uvicorn.Config(app, log_level="critical", lifespan="off")  # type: ignore[arg-type]
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), name="uvicorn")
+    listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), name="uvicorn")
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(20)
+        listening.close()
