@@ -99,8 +99,7 @@ def _start(
     journal = Journal(folder.path / _JOURNAL, config=config.describe())
     try:
         recorder = Recorder(journal)
-        for record in history:
-            recorder.hear(record)
+        recorder.hear_history(history)
         submission = Submission(
             plan,
             config,

@@ -208,6 +208,13 @@ class RunProgress:
         elif event == "records_dropped":
             self._facts["dropped"] = self._facts.get("dropped", 0) + (_integer(record.get("count")) or 0)
 
+    def taken_over(self) -> None:
+        """Hear that somebody else goes on with what is open: it will be told of again, from its draw on."""
+        self.changes += 1
+        self._count_submitted(-sum(task.sessions for task in self._tasks.values()))
+        self._tasks.clear()
+        self._open.clear()
+
     def metrics(self, record: Mapping[str, Any]) -> None:
         """Take one line of a trainer's metrics; what the journal tells too is taken from there."""
         rollout = _integer(record.get("rollout_id"))

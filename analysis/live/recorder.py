@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,12 @@ class Recorder(EventLog):
             group=group, rollout_id=rollout_id, reason=reason, numbers=numbers, samples=samples
         )
 
-    def hear(self, record: Mapping[str, Any]) -> None:
-        """Take a record that is in the file already."""
+    def hear_history(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Take what an earlier process has recorded; what it left open will be recorded again."""
         with self._lock:
-            self._progress.record(record)
+            for record in records:
+                self._progress.record(record)
+            self._progress.taken_over()
 
     def hear_event(self, event: Mapping[str, Any]) -> None:
         """Take an event of a server's stream."""

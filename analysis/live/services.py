@@ -20,7 +20,7 @@ from slime_bridge.errors import BridgeError, CallbackBindError
 from slime_bridge.poller import PollSchedule
 from slime_bridge.protocol import NodeInfo
 
-__all__ = ["LeavingClient", "Services", "open_services", "watch_events"]
+__all__ = ["LeavingClient", "Services", "open_client", "open_services", "watch_events"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,17 @@ class Services:
     collector: Collector
 
 
+def open_client(config: PolarSlimeConfig, *, concurrency: int = 8) -> LeavingClient:
+    """Return a client of the configured server; a context manager."""
+    return LeavingClient(
+        config.rollout_url,
+        timeout=config.request_timeout,
+        limits=connection_limits(concurrency),
+        trust_env=config.trust_env,
+        control_token=config.control_plane_token,
+    )
+
+
 @asynccontextmanager
 async def open_services(
     config: PolarSlimeConfig, *, concurrency: int, listens: bool
@@ -70,13 +81,7 @@ async def open_services(
         Whether the server can post results to this machine; else, or where no port can be bound, they are
         polled.
     """
-    client = LeavingClient(
-        config.rollout_url,
-        timeout=config.request_timeout,
-        limits=connection_limits(concurrency),
-        trust_env=config.trust_env,
-        control_token=config.control_plane_token,
-    )
+    client = open_client(config, concurrency=concurrency)
     async with (
         client,
         _listener(config, listens) as listener,

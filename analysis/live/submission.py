@@ -34,7 +34,7 @@ from analysis.live.group_records import (
 )
 from analysis.live.plan import Plan
 from analysis.live.recorder import Recorder
-from analysis.live.services import Services, open_services, watch_events
+from analysis.live.services import Services, open_client, open_services, watch_events
 from slime_bridge.client import PolarClient
 from slime_bridge.collect import CollectedTask
 from slime_bridge.config import PolarSlimeConfig
@@ -57,8 +57,9 @@ logger = logging.getLogger(__name__)
 
 _PAUSE = RetryPolicy(initial=0.5, factor=2.0, max_delay=30.0)
 _LOOK_SECONDS = 0.1
-_CANCEL_SECONDS = 1.0
+_CANCEL_SECONDS = 2.0
 _DEFAULT_TIMEOUT = 600.0
+_LOST = "forgotten"
 _FAILURES = (InfrastructureError, TaskFailedError, ProtocolError, MissingRewardError)
 
 
@@ -108,7 +109,7 @@ class Submission:
     outcome
         How it ended; None before, and after a failure.
     lost
-        Numbers of prompts whose tasks the server has forgotten.
+        Numbers of prompts whose tasks the server has forgotten, or ended without a result.
     """
 
     plan: Plan
@@ -133,6 +134,7 @@ class Submission:
         self._failure: BridgeError | None = None
         self._accepted_any = False
         self._admitted = 0
+        self._adopted_open = {task_id for adopted in self.adopted for task_id in adopted.task_ids}
         self._detaching = False
 
     def check(self) -> None:
@@ -183,6 +185,8 @@ class Submission:
         except anyio.get_cancelled_exc_class():
             self.outcome = Outcome("detached" if self._detaching else "cancelled")
             raise
+        finally:
+            await self._cancel_adopted()
         if self._failure is not None:
             raise self._failure
         self.outcome = self.outcome or Outcome("finished")
@@ -245,15 +249,13 @@ class Submission:
                 return await runner.run(group)
             try:
                 tasks = [await self._running_task(services, task_id) for task_id in adopted.task_ids]
-            except TaskUnknownError as error:
+            except (TaskUnknownError, TaskFailedError) as error:
                 self.lost.append(adopted.index)
-                raise InfrastructureError(str(error), reason="forgotten") from error
-            except anyio.get_cancelled_exc_class():
-                await _cancel(services.client, adopted.task_ids)
-                raise
+                raise InfrastructureError(str(error), reason=_LOST) from error
             return await runner.judge(group, tasks, began=adopted.since)
 
         await self._to_its_end(group, collect)
+        self._adopted_open.difference_update(adopted.task_ids)
 
     async def _running_task(self, services: Services, task_id: str) -> CollectedTask:
         now = anyio.current_time()
@@ -303,7 +305,7 @@ class Submission:
     def _tries_again(self, group: DrawnGroup, error: BridgeError) -> bool:
         reason = getattr(error, "reason", type(error).__name__)
         group.failures += reason != "outage"
-        lost = reason == "forgotten" and not self.resubmits
+        lost = reason == _LOST and not self.resubmits
         final = lost or isinstance(error, MissingRewardError)
         if final or group.failures >= self.config.max_prompt_attempts:
             record_given_up(self.recorder, group, error)
@@ -325,6 +327,15 @@ class Submission:
             self._failure = error
         if self._scope is not None:
             self._scope.cancel()
+
+    async def _cancel_adopted(self) -> None:
+        """Cancel what was taken over and has no end, also when this ends before anything had begun."""
+        if self._detaching or not self._adopted_open:
+            return
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CANCEL_SECONDS):
+            async with open_client(self.config) as client, anyio.create_task_group() as tasks:
+                for task_id in self._adopted_open:
+                    tasks.start_soon(_cancel, client, task_id)
 
     # The surroundings
 
@@ -354,13 +365,11 @@ class Submission:
                 partial.write_bytes(task.body)
 
 
-async def _cancel(client: PolarClient, task_ids: Sequence[str]) -> None:
-    with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CANCEL_SECONDS):
-        for task_id in task_ids:
-            try:
-                await client.cancel_task(task_id)
-            except BridgeError as error:
-                logger.info("Task %s could not be cancelled on the server: %s", task_id, error)
+async def _cancel(client: PolarClient, task_id: str) -> None:
+    try:
+        await client.cancel_task(task_id)
+    except BridgeError as error:
+        logger.info("Task %s could not be cancelled on the server: %s", task_id, error)
 
 
 def result_path(folder: Path, task_id: str) -> Path:

@@ -152,6 +152,18 @@ def test_a_killed_process_leaves_its_groups_lost() -> None:
     assert snapshot.oldest is None
 
 
+def test_what_somebody_takes_over_is_counted_once() -> None:
+    """Its groups and sessions are told of again by whoever goes on."""
+    progress = feed(drawn(0), submitted(0, "a"), result(0, "a", session()), drawn(5), submitted(5, "b"))
+    progress.taken_over()
+    for record in (drawn(0), submitted(0, "b")):
+        progress.record(record)
+    snapshot = progress.snapshot()
+    assert snapshot.groups == {"running": 1}
+    assert snapshot.sessions == {"SUBMITTED": 2, "COMPLETED": 1}
+    assert snapshot.submitted == 3
+
+
 def test_curves_come_from_summaries() -> None:
     """One point per rollout; missing numbers leave no point."""
     progress = feed(

@@ -44,7 +44,9 @@ def test_results_are_a_run(tmp_path: Path) -> None:
         assert sessions["status"].value_counts().to_dict() == {"COMPLETED": 5, "ERROR": 1}
         assert sessions["reward"].dropna().tolist() == [0.5] * 5
         assert set(sessions["session_id"]) == {
-            session["session_id"] for task in polar.history for session in json.loads(task.status_body())["results"]
+            session["session_id"]
+            for task in polar.history
+            for session in json.loads(task.status_body())["results"]
         }
         assert len(run.traces()) >= 5
         assert len(run.tokens(sessions["session_id"][0])) > 0
