@@ -32,6 +32,7 @@ _HEADING = template(
 {{ numbers }}
 """
 )
+_PULL = "share of the sum of |advantage| over the group's tokens, each trajectory's mean counted once"
 _SEVERITIES = {"delivered": "good", "rejected": "serious"}
 
 
@@ -87,7 +88,9 @@ class AutopsyExplorer(Explorer):
         self.heading.value = str(heading_html(found))
         self.sessions.set_frame(*trajectory_rows(found))
         self.traces.set_frame(*trace_rows(found))
-        self.traces.layout.display = None if len(found.traces) else "none"
+        # Where each trajectory has one trace, the table above says it all.
+        one_each = found.traces["session_id"].is_unique
+        self.traces.layout.display = "none" if one_each else None
         self.weight.value = str(weight_text(found))
         self.absent.value = str(absent_html(found))
         self.body.layout.display = None
@@ -156,9 +159,21 @@ def trajectory_rows(autopsy: Autopsy) -> tuple[pd.DataFrame, list[Column]]:
         None if np.isnan(r) else [None if np.isnan(b) else float(b), float(r)]
         for r, b in zip(reward, baseline, strict=True)
     ]
-    shown = frame[
-        ["position", "session_id", "status", "reward", "baseline", "spread", "advantage", "trainable_tokens"]
-    ].assign(way=pd.Series(pairs, dtype=object), arithmetic=frame["arithmetic"])
+    names = [
+        "position",
+        "session_id",
+        "status",
+        "reward",
+        "baseline",
+        "spread",
+        "advantage",
+        "trainable_tokens",
+    ]
+    shown = frame[names].assign(
+        way=pd.Series(pairs, dtype=object),
+        share=_shares(autopsy.traces, frame["session_id"]),
+        arithmetic=frame["arithmetic"],
+    )
     columns = [
         Column("position", "#", "place of the session in the group"),
         Column("session_id", "session", write=short_id),
@@ -169,18 +184,19 @@ def trajectory_rows(autopsy: Autopsy) -> tuple[pd.DataFrame, list[Column]]:
         Column("spread", "spread", "what the difference is divided by"),
         Column("advantage", "advantage", kind="bar"),
         Column("trainable_tokens", "tokens", "tokens with mask 1"),
+        Column("share", "pull", _PULL, write=_percent),
         Column("arithmetic", "arithmetic"),
     ]
-    return shown, [c for c in columns if c.name == "position" or not shown[c.name].isna().all()]
+    silent = {c.name for c in columns if shown[c.name].isna().all()} - {"position"}
+    if (floats(frame, "spread")[flags(frame, "counted")] == 1.0).all():
+        silent.add("spread")
+    return shown, [c for c in columns if c.name not in silent]
 
 
 def trace_rows(autopsy: Autopsy) -> tuple[pd.DataFrame, list[Column]]:
     """Return the traces as the table shows them, with each one's share of the group's pull."""
     frame = autopsy.traces
-    pull = np.abs(floats(frame, "pull"))
-    total = np.nansum(pull)
-    share = pull / total if total > 0 else np.full(len(pull), np.nan)
-    shown = frame.assign(share=pd.arrays.FloatingArray(np.nan_to_num(share), np.isnan(share)))
+    shown = frame.assign(share=_shares(frame))
     columns = [
         Column("session_id", "session", write=short_id),
         Column("trace_index", "trace"),
@@ -189,22 +205,31 @@ def trace_rows(autopsy: Autopsy) -> tuple[pd.DataFrame, list[Column]]:
         Column("trained", "trained with", "what the trainer was handed"),
         Column("trainable_tokens", "tokens", "tokens with mask 1"),
         Column("token_weight", "per token", "advantage over the trajectory's tokens", write=_signed),
-        Column(
-            "share",
-            "share of pull",
-            "of the sum of |advantage| over the group's tokens",
-            "bar",
-            write=lambda value: f"{value:.0%}",
-            domain=(0.0, 1.0),
-        ),
+        Column("share", "pull", _PULL, write=_percent),
     ]
     return shown, [c for c in columns if not len(shown) or not shown[c.name].isna().all()]
+
+
+def _shares(traces: pd.DataFrame, sessions: pd.Series | None = None) -> Any:
+    """Return each trace's share of the group's pull, or that of each session's traces."""
+    pull = np.abs(np.nan_to_num(floats(traces, "pull")))
+    total = pull.sum()
+    if sessions is not None:
+        sums = pd.Series(pull).groupby(traces["session_id"].to_numpy(dtype=object)).sum()
+        pull = sessions.astype(object).map(sums).to_numpy(dtype=np.float64)
+    share = pull / total if total > 0 else np.full(len(pull), np.nan)
+    return pd.arrays.FloatingArray(np.nan_to_num(share), np.isnan(share))
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0%}"
 
 
 def weight_text(autopsy: Autopsy) -> Markup:
     """Say in a sentence which tokens carry the weight."""
     frame = autopsy.traces
     pull, tokens = np.abs(floats(frame, "pull")), floats(frame, "trainable_tokens")
+    weights = floats(frame, "token_weight")
     total, count = np.nansum(pull), np.nansum(tokens)
     if not len(frame):
         text = "No trace of this group took part: no token carries any weight."
@@ -217,6 +242,7 @@ def weight_text(autopsy: Autopsy) -> Markup:
         text = (
             f"Half of the pull comes from {half} of {len(frame)} traces:"
             f" {carried:,.0f} of {count:,.0f} trainable tokens ({carried / max(count, 1):.0%})."
+            f" A token weighs between {_signed(np.nanmin(weights))} and {_signed(np.nanmax(weights))}."
         )
     return Markup('<p class="wb-note">{}</p>').format(text)
 

@@ -131,7 +131,9 @@ class Explorer:
             return
         self.closed = True
         self.cleanup.close()
-        close_widget(getattr(self, "widget", self._errors))
+        for part in list(vars(self).values()):  # what is not shown has a comm as well
+            if isinstance(part, W.Widget):
+                close_widget(part)
         if self._place is not None and _open.get(self._place) is self:
             del _open[self._place]
 
@@ -151,6 +153,9 @@ class Explorer:
 
     def restore_view(self, view: Mapping[str, Any]) -> None:
         """Set what a predecessor's `view` returned; it may lack names."""
+
+    def refresh(self) -> None:
+        """Show what the run has now, after `Run.refresh`."""
 
     def observe(
         self, source: traitlets.HasTraits, handler: Callable[[Any], Any], names: str | list[str]

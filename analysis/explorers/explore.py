@@ -2,32 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import ipywidgets as W
 import pandas as pd
 
 from analysis.explorers.base import Explorer
+from analysis.explorers.compare import CompareExplorer
 from analysis.explorers.groups import GroupExplorer
 from analysis.explorers.runs import RunExplorer
+from analysis.explorers.search import SearchExplorer
+from analysis.explorers.sessions import SessionExplorer
 
 __all__ = ["RunView", "explore"]
+
+_TABS = ("Explore", "Compare", "Search")
 
 
 class RunView(Explorer):
     """The explorers of one run on one selection.
 
+    Below the overview are three tabs: groups with the autopsy of the picked one and the session that is
+    picked in it; two things side by side; and the search. The latter two are made when they are first shown.
+
     ``selection`` is the innermost thing that is selected, as rows of its table: tokens, a trace, a session, a
     group, or the brushed rollouts.
+
+    Attributes
+    ----------
+    overview, groups, session, compare, search
+        The parts; `compare` and `search` are None until their tabs are shown.
+    tabs
+        The tabs.
     """
 
     kind = "explore"
 
     def _build(self) -> W.DOMWidget:
+        self.compare: CompareExplorer | None = None
+        self.search: SearchExplorer | None = None
         self.overview = RunExplorer(self.run, part_of=self)
         self.groups = GroupExplorer(self.run, part_of=self)
-        return W.VBox([self.overview.widget, self.groups.widget])
+        self.session = SessionExplorer(self.run, part_of=self, sessions=False)
+        explored = W.VBox([self.groups.widget, self.session.widget])
+        self.tabs = W.Tab([explored, W.VBox(), W.VBox()], titles=_TABS)
+        self.tabs.add_class("wb-tabs")
+        self.observe(self.tabs, self._tab_shown, "selected_index")
+        return W.VBox([self.overview.widget, self.tabs])
 
     @property
     def selection(self) -> pd.DataFrame:
@@ -36,16 +58,39 @@ class RunView(Explorer):
 
     def view(self) -> dict[str, Any]:
         """Return what is set in the parts beside the selection."""
-        return {"groups": self.groups.view()}
+        return {"tab": self.tabs.selected_index} | {name: part.view() for name, part in self._parts().items()}
 
     def restore_view(self, view: Mapping[str, Any]) -> None:
         """Set the parts as they were."""
-        self.groups.restore_view(view.get("groups", {}))
+        self.tabs.selected_index = view.get("tab", 0)
+        for name, make in (("compare", self._make_compare), ("search", self._make_search)):
+            if name in view:
+                make()
+        for name, part in self._parts().items():
+            part.restore_view(view.get(name, {}))
 
     def refresh(self) -> None:
         """Show what the run has now, after `Run.refresh`."""
-        self.overview.refresh()
-        self.groups.refresh()
+        for part in self._parts().values():
+            part.refresh()
+
+    def _parts(self) -> dict[str, Any]:
+        names = ("overview", "groups", "session", "compare", "search")
+        return {name: part for name in names if (part := getattr(self, name)) is not None}
+
+    def _tab_shown(self, change: Any) -> None:
+        made: Callable[[], Any] = {1: self._make_compare, 2: self._make_search}.get(change["new"], bool)
+        made()
+
+    def _make_compare(self) -> None:
+        if self.compare is None:
+            self.compare = CompareExplorer(self.run, part_of=self)
+            self.tabs.children[1].children = [self.compare.widget]
+
+    def _make_search(self) -> None:
+        if self.search is None:
+            self.search = SearchExplorer(self.run, part_of=self)
+            self.tabs.children[2].children = [self.search.widget]
 
 
 def explore(

@@ -40,11 +40,11 @@ GROUP_COLUMNS = (
     Column("rollout_id", "rollout"),
     Column("number", "group", "the scheduler's number, else Slime's"),
     Column("fate", "fate", "how it ended", "badge", badges=_FATES),
-    Column("reason", "reason", "why it was rejected, or why it went back", width=20),
+    Column("reason", "reason", "why it was rejected, or why it went back", width=15),
     Column(
         "sessions",
         "complete",
-        "complete and usable sessions of those expected, and how many are required",
+        "complete and usable sessions of those expected, and how many are required at least",
         sort_by="complete_usable_sessions",
     ),
     Column(
@@ -196,8 +196,6 @@ def _completeness(groups: pd.DataFrame) -> list[str | None]:
     complete, expected = integers(groups, "complete_usable_sessions"), integers(groups, "expected_sessions")
     required, asked = integers(groups, "required_sessions"), known(groups, "required_sessions")
     return [
-        (f"{complete[k]}/{expected[k]}" + (f", {required[k]} needed" if asked[k] else ""))
-        if there[k]
-        else None
+        (f"{complete[k]}/{expected[k]}" + (f" ≥{required[k]}" if asked[k] else "")) if there[k] else None
         for k in range(len(groups))
     ]

@@ -32,7 +32,7 @@ _CELL_CHARACTERS = 160
 _TITLE_CHARACTERS = 2_000
 _WIDTHS = (5, 36)
 _WIDTH_SAMPLE = 200
-_PICTURES = {"bar": 12, "strip": 14, "dumbbell": 18}
+_PICTURES = {"bar": 15, "strip": 14, "dumbbell": 18}
 _LISTS = ("strip", "dumbbell")
 _SEPARATOR = "\x1f"
 
@@ -274,11 +274,11 @@ class TableRows:
         if column.width is not None:
             width = column.width
         elif kind in _PICTURES:
-            width = max(_PICTURES[kind], min(len(label) + 3, _WIDTHS[1]))
+            width = max(_PICTURES[kind], min(len(label) + 2, _WIDTHS[1]))
         else:
             write = column.write or writer(values)
             texts = [len(str(write(v))) for v in values.iloc[:_WIDTH_SAMPLE].dropna()]
-            width = int(np.clip(max([*texts, len(label) + 3]), *_WIDTHS))
+            width = int(np.clip(max([*texts, len(label) + 2]), *_WIDTHS))
         return replace(column, label=label, kind=kind, domain=domain, width=width)
 
 

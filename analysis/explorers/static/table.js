@@ -4,6 +4,7 @@
 const ROW = 26; // pixels
 const CHUNK = 100; // rows that are asked for at once
 const SEARCHED_FROM = 20; // rows; fewer are seen at a glance
+const WIDTHS = { number: 1, badge: 1.25, bar: 1, id: 1.05 }; // of a character of each kind, in digits
 const MARGIN = 8; // rows drawn beyond either edge
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -54,7 +55,7 @@ function strip(cell, column) {
   values.forEach((value, place) => {
     const x = place * 12 + 1.5;
     if (value === null) {
-      picture.append(draw("line", { class: "wb-lacking", x1: x + 2, x2: x + 7, y1: 14, y2: 14 }));
+      picture.append(draw("circle", { class: "wb-lacking", cx: x + 4.5, cy: 8, r: 1.6 }));
       return;
     }
     const height = 1.5 + 12.5 * Math.min(Math.max((value - low) / (high - low), 0), 1);
@@ -154,7 +155,7 @@ function render({ model, el }) {
     header.replaceChildren();
     const tracks = columns.map((c, place) =>
       place === columns.length - 1 && c.kind === "text"
-        ? `minmax(${Math.min(c.width, 24)}ch, 1fr)` : `${c.width * (c.kind === "number" ? 1 : 0.9) + 2}ch`);
+        ? `minmax(${Math.min(c.width, 24)}ch, 1fr)` : `${c.width * (WIDTHS[c.kind] || 0.9) + 2}ch`);
     root.style.setProperty("--wb-tracks", tracks.join(" "));
     columns.forEach((column, place) => {
       const cell = make("div", `wb-grid-th wb-kind-${column.kind}`);

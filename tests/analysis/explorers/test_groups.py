@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ipywidgets.widgets.widget import _instances
 
 import analysis
 from analysis.explorers.advantages import advantages_of_traces, autopsy_of, largest_by_group
@@ -283,16 +282,4 @@ class TestRuns:
         explorer.table.selected = [int(explorer.table.order[0])]
         assert explorer.autopsy.selection["advantage"].abs().max() > 0
         assert explorer.error_text() == explorer.autopsy.error_text() == ""
-        explorer.close()
-
-    def test_ten_runs_of_a_cell_leave_as_much_as_one(self) -> None:
-        run = small_run()
-        explorer = GroupExplorer(run, name="ten")
-        explorer.state.group = 3
-        widgets = len(_instances)
-        for _ in range(10):
-            explorer = GroupExplorer(run, name="ten")
-        assert len(_instances) == widgets
-        assert explorer.state.group.group == 3
-        assert explorer.table.selected == [3]
         explorer.close()
