@@ -99,7 +99,8 @@ def _start(
     journal = Journal(folder.path / _JOURNAL, config=config.describe())
     try:
         recorder = Recorder(journal)
-        recorder.hear_history(history)
+        # A group that a detached process gave back is open: this one may take it up.
+        recorder.hear_history(r for r in history if r.get("event") != "group_returned")
         submission = Submission(
             plan,
             config,

@@ -284,8 +284,10 @@ class Submission:
                     self._judged(group, judged)
                     return
         except anyio.get_cancelled_exc_class():
-            if not self._detaching:
-                reason = self.outcome.reason if self.outcome is not None else "cancelled"
+            reason = self.outcome.reason if self.outcome is not None else "cancelled"
+            if self._detaching:
+                self.recorder.record("group_returned", group=group.group_id, reason="detached")
+            else:
                 self.recorder.record("group_abandoned", group=group.group_id, reason=reason)
             raise
 

@@ -15,6 +15,7 @@ from analysis.lab.processes import ChildProcess
 from analysis.live.connecting import connect
 from analysis.live.registry import LiveFolder
 from analysis.live.submission_handle import SubmissionHandle
+from slime_bridge.journal import audit, read_journal
 from tests.analysis.live.support import HANGING, KEYS, QUICK, lab_at
 
 OTHER_KERNEL = """
@@ -121,10 +122,13 @@ def test_detached_and_taken_up_in_one_kernel(tmp_path: Path) -> None:
         assert lab.attach("mine") is first
         first.detach()
         assert first.result(20).state == "detached"
+        assert audit(read_journal(first.folder / "polar")) == []
         assert polar.running_sessions == 2
         second = lab.attach("mine")
         assert second is not first
         polar.wait_until(lambda: second.progress.under_way == 2)
+        assert second.progress.groups == {"running": 1}
+        assert second.progress.submitted == 2
         assert polar.submits == 1
 
 
