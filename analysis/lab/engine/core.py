@@ -93,14 +93,15 @@ class Engine:
     ) -> None:
         self.folder = folder
         weights = load_weights(folder)
-        self.tokenizer = load_tokenizer(folder)
+        # The batch must not refer to the engine: its hundred megabytes would wait for the garbage collector.
+        self.tokenizer = tokenizer = load_tokenizer(folder)
         self.config = weights.config
         self.context_length = weights.config.max_positions
         self._batch = Batch(
             weights,
             version=weight_version,
             eos_ids=eos_token_ids(folder, self.tokenizer.eos_token_id),
-            decode=lambda ids: str(self.tokenizer.decode(ids, skip_special_tokens=False)),
+            decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
             limits=limits,
             seed=seed,
         )

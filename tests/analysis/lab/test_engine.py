@@ -90,7 +90,7 @@ class TestLogprobs:
                 random_ids(rng, rng.randint(1, 120)),
                 SamplingParams(max_new_tokens=rng.randint(1, 40), **params),
             )
-            for _ in range(150)
+            for _ in range(60)
         ]
         engine.generate(requests)
         assert worst_error(load_weights(engine.folder), requests) < EXACT

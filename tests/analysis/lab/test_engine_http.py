@@ -582,6 +582,7 @@ def test_a_client_that_leaves_frees_its_place(client: httpx.Client, engine: Engi
 
 
 @pytest.mark.lab
+@pytest.mark.timeout(180)
 def test_the_process_serves_and_ends_in_order(folder: Path, tmp_path: Path) -> None:
     """``python -m analysis.lab.engine`` gets ready, answers, and ends with 0 on SIGTERM, paused or not."""
     port = free_port()
@@ -591,7 +592,7 @@ def test_the_process_serves_and_ends_in_order(folder: Path, tmp_path: Path) -> N
         argv, name="engine", log_path=tmp_path / "engine.log", ready_url=f"{url}/health", stop_timeout=30
     )
     with process, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
-        process.wait_ready(60)
+        process.wait_ready(120)
         assert client.post("/generate", json={"input_ids": [1]}).status_code == 200
         client.post("/pause_generation", json={"mode": "in_place"})
         waiting = threading.Thread(target=lambda: httpx.post(f"{url}/generate", json={"input_ids": [1]}))
@@ -605,6 +606,7 @@ def test_the_process_serves_and_ends_in_order(folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.lab
+@pytest.mark.timeout(180)
 def test_the_process_says_why_it_cannot_serve(tmp_path: Path) -> None:
     """A folder without a checkpoint ends the process with status 1 and the reason in its log."""
     argv = [

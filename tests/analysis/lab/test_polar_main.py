@@ -23,6 +23,9 @@ from tests.analysis.lab.test_polar_agents import _request, _seed
 
 ROOT = Path(__file__).parents[3]
 
+# Processes take their time to start on a machine with other work.
+pytestmark = pytest.mark.timeout(180)
+
 
 @contextmanager
 def _process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:

@@ -103,6 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.lab
+@pytest.mark.timeout(180)
 class TestRealRouter:
     """`sglang-router` as installed."""
 
