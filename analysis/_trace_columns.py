@@ -233,8 +233,23 @@ _TRAINING = (
         ("train_step", "optimiser step within the rollout, from 0"),
         (
             "train_tokens",
-            "per-token values in that dump: fewer than the response under context parallelism",
+            "per-token values in the dumps: fewer than the response where context-parallel ranks are missing",
             "unit=tokens",
+        ),
+        (
+            "train_weight",
+            "of these those that the means here are over: trainable ones",
+            "unit=tokens",
+        ),
+        (
+            "train_slices",
+            "context-parallel ranks that it was cut for; the means here join those whose dumps are there",
+            "missing=not cut, not in a train dump, or its dump does not tell",
+        ),
+        (
+            "train_slice",
+            "rank among these that its only dump belongs to, from 0",
+            "missing=as `train_slices`, or the slices of several ranks were joined",
         ),
     ),
     *booleans(
@@ -242,7 +257,8 @@ _TRAINING = (
         _NOT_TRAINED,
         (
             "train_partial",
-            "the dump holds a context-parallel slice: its means are over the slice, masked tokens included",
+            "context-parallel slices of it are missing: the means here are over a part of its trainable "
+            "tokens; where `train_slices` is missing too, over one rank's slice, masked tokens included",
         ),
     ),
     *floats(

@@ -8,13 +8,13 @@ from the lengths of the slices and the global ranks of the files, tensor-paralle
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Layout", "assemble", "find_layout", "slice_places"]
+__all__ = ["Layout", "assemble", "find_layout", "find_slice", "slice_places"]
 
 Numbers = NDArray[np.float32]
 
@@ -64,6 +64,41 @@ def slice_places(
         first, last = max(part * chunk, prompt - 1), min((part + 1) * chunk, length - 1)
         places.append(np.arange(first, max(first, last)) - (prompt - 1))
     return np.concatenate(places).astype(np.int64)
+
+
+def find_slice(
+    samples: Iterable[tuple[int, int, int | None, int]], global_rank: int | None = None
+) -> tuple[int, int] | None:
+    """Find out which slice of its samples a single file holds: one sample fits many, a file of them one.
+
+    Parameters
+    ----------
+    samples
+        Tokens before and after the end of the prompt, padded length, and values in the file, of each sample.
+    global_rank
+        Of the process that wrote the file; None leaves it open.
+
+    Returns
+    -------
+    tuple or None
+        Context-parallel rank, and how many there are; None where none fits, or several do.
+    """
+    rank, ranks = np.triu_indices(_MAX_RANKS + 1, 1)
+    fits = ranks >= 2
+    if global_rank is not None:
+        copies = np.arange(1, _MAX_RANKS + 1)[:, None]
+        fits &= (global_rank // copies % ranks == rank).any(axis=0)
+    ranks, rank = ranks[fits], rank[fits]
+    for prompt, response, padded, count in samples:
+        chunk = -(-(padded or prompt + response) // (2 * ranks))
+        size = np.zeros(len(ranks), dtype=np.int64)
+        for part in (rank, 2 * ranks - 1 - rank):
+            first, last = np.maximum(part * chunk, prompt - 1), (part + 1) * chunk
+            size += np.maximum(0, np.minimum(last, prompt + response - 1) - first)
+        ranks, rank = ranks[size == count], rank[size == count]
+        if not len(ranks):
+            return None
+    return (int(rank[0]), int(ranks[0])) if len(ranks) == 1 else None
 
 
 def find_layout(

@@ -25,6 +25,7 @@ from analysis._coalesce import SOURCE_COLUMN, coalesce
 from analysis._identity import Ints, codes, identify, occurrences, with_occurrence
 from analysis._link import Linked
 from analysis._recompute import Recomputation
+from analysis._slices import join_slices
 from analysis._tables import counterparts, integers, one_array, set_columns, take_rows, take_table
 from analysis.problems import Problem, Skipped
 from analysis.records import Records, inner_schema
@@ -92,7 +93,7 @@ def merge(records: Records, run_names: Mapping[str, str], *, trusted: bool = Fal
     linked, groups = _link.with_groups_of_sessions(linked, groups)
     groups, linked = _sorted_groups(groups, linked)
     linked = _sorted_sessions(linked)
-    traces = _sorted_traces(_link.link_traces(_joined(rows("trace"), "trace"), linked.table))
+    traces = _sorted_traces(_link.link_traces(_joined(join_slices(rows("trace")), "trace"), linked.table))
     metrics = rows("metric").drop_columns([SOURCE_COLUMN])
     rollouts = _rollouts(_joined(rows("rollout"), "rollout"), groups, traces.table, metrics)
     tables, unanswered = _with_numbers(rollouts, groups, linked, traces, events, trusted)

@@ -3,18 +3,20 @@
 Gives one trace row per local sample, with rewards after post-processing, advantages and recomputed logprobs.
 Rows say which sample they are about by its index and a digest of its tokens, never by their position: a rank
 holds a part of the rollout, in an order of its own. Under context parallelism a dump holds slices of each
-sample; its means are over the slice then, and marked as partial.
+sample: which ones follows from their lengths, and means are over the slice's trainable tokens, to be joined
+with those of the other ranks. Where that stays open they are over all of the slice.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from analysis.context_parallel import find_slice, slice_places
 from analysis.errors import ForeignFileError
 from analysis.safe_pickle import load_pt
 from analysis.sources.base import ReadOptions, Sink, SourceFile
@@ -53,6 +55,7 @@ def collect(file: SourceFile, sink: Sink, options: ReadOptions) -> None:
         rank=name.rank if rank is None else rank,
         steps=_steps(data, len(data["tokens"])),
     )
+    dump.find_slice()
     count = len(data["tokens"])
     for key, values in data.items():
         if key in _PER_SAMPLE and len(_entries(values)) not in (0, count):
@@ -93,17 +96,39 @@ _PER_SAMPLE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Dump:
     """One rank's lists.
 
-    `steps` holds the optimiser step of each local sample, where the dump tells.
+    `steps` holds the optimiser step of each local sample, where the dump tells; `part` the context-parallel
+    rank and the number of ranks, where its samples are cut and their lengths tell.
     """
 
     data: Mapping[str, Any]
     rollout_id: int | None
     rank: int | None
     steps: Mapping[int, int]
+    part: tuple[int, int] | None = None
+
+    def find_slice(self) -> None:
+        """Find out which slice of its samples the dump holds."""
+        cut, sizes = False, []
+        for position in range(len(self.data["tokens"])):
+            response = integer(self._item("response_lengths", position))
+            values = next((v for v in self._values(position) if v is not None), None)
+            total = len(_entries(self._item("tokens", position)))
+            if values is None or response is None or not 0 <= response < total:
+                continue
+            cut |= len(values) < response
+            sizes.append((total - response, response, self._padded(position), len(values)))
+        if cut:
+            self.part = find_slice(sizes, self.rank)
+
+    def _values(self, position: int) -> Iterator[Array | None]:
+        return (packed(self._item(key, position)) for key, _ in _MEANS)
+
+    def _padded(self, position: int) -> int | None:
+        return integer(self._item("max_seq_lens", position))
 
     def row(self, position: int) -> dict[str, Any]:
         """Return the trace row of one local sample."""
@@ -126,23 +151,29 @@ class _Dump:
             "train_position": position,
             "train_step": self.steps.get(position),
         }
-        row.update(self._per_token(position, response, mask))
+        masks = [] if mask is None else [mask]
+        if self.part is not None and total is not None and response is not None:
+            row["train_slice"], row["train_slices"] = self.part
+            places = slice_places(*self.part, total - response, response, self._padded(position))
+            masks += [mask[places] for mask in masks]
+        row.update(self._per_token(position, response, masks))
         return row
 
-    def _per_token(self, position: int, response: int | None, mask: Array | None) -> dict[str, Any]:
+    def _per_token(self, position: int, response: int | None, masks: Sequence[Array]) -> dict[str, Any]:
         cells: dict[str, Any] = {}
-        lengths: set[int] = set()
         arrays: dict[str, Array] = {}
         for key in ("rollout_log_probs", *(key for key, _ in _MEANS)):
             values = packed(self._item(key, position))
             if values is not None:
                 arrays[key] = values
-                lengths.add(len(values))
         if not arrays:
             return cells
-        cells["train_tokens"] = max(lengths)
-        cells["train_partial"] = response is not None and max(lengths) < response
-        chosen = {key: _trained(values, mask) for key, values in arrays.items()}
+        count = min(len(values) for values in arrays.values())
+        cells["train_tokens"] = count
+        cells["train_partial"] = response is not None and count < response
+        fitting = [mask for mask in masks if len(mask) == count]
+        cells["train_weight"] = int(fitting[-1].sum()) if fitting else count
+        chosen = {key: _trained(values, masks) for key, values in arrays.items()}
         for key, column in _MEANS:
             if key in chosen:
                 cells[column] = _mean(chosen[key])
@@ -153,7 +184,7 @@ class _Dump:
                 number(advantages.max()),
             )
         sampler = chosen.get("rollout_log_probs")
-        if sampler is not None:
+        if sampler is not None and not cells["train_partial"]:
             cells.update(zip(_LOGPROBS, logprob_cells(sampler, [len(sampler)])[0], strict=True))
         cells.update(_difference(chosen.get("log_probs"), sampler))
         return cells
@@ -175,9 +206,9 @@ def _flags(values: Any, response: int | None) -> Array | None:
     return None if mask is None or len(mask) != response else mask != 0.0
 
 
-def _trained(values: Array, mask: Array | None) -> Array:
-    """Return the values at trainable tokens; all of them where the mask does not fit, as in a slice."""
-    return values[mask] if mask is not None and len(mask) == len(values) else values
+def _trained(values: Array, masks: Sequence[Array]) -> Array:
+    """Return the values at trainable tokens; all of them where no mask fits, as in an unknown slice."""
+    return next((values[mask] for mask in masks if len(mask) == len(values)), values)
 
 
 def _mean(values: Array) -> float | None:
