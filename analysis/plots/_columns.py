@@ -29,6 +29,7 @@ __all__ = [
     "seconds",
     "top_words",
     "words",
+    "wrapped",
 ]
 
 Floats = NDArray[np.float64]
@@ -111,8 +112,10 @@ def seconds(frame: pd.DataFrame, *names: str) -> tuple[Floats, ...]:
 
 def words(frame: pd.DataFrame, name: str, missing: str = "unknown") -> NDArray[np.object_]:
     """Return a column as strings, with a word for what is missing; shape (n,), objects."""
-    values = frame[name].astype(object)
-    return np.array([missing if pd.isna(value) else str(value) for value in values], dtype=object)
+    values = frame[name].astype(object).to_numpy()
+    found = np.array([str(value) for value in values], dtype=object)
+    found[frame[name].isna().to_numpy()] = missing
+    return found
 
 
 def numbered(values: Iterable[Any]) -> tuple[Ints, list[Any]]:
@@ -176,6 +179,29 @@ def plain(text: Any, limit: int = 32) -> str:
         clean = clean[: limit - 1] + "…"
     # Matplotlib leaves labels that begin with an underscore out of legends, and reads $...$ as mathematics.
     return (" " + clean if clean.startswith("_") else clean).replace("$", r"\$")
+
+
+def wrapped(text: Any, *, width: int = 10, limit: int = 30, keep: str = "") -> str:
+    """Break a name of several words into lines, as `plain` text.
+
+    Parameters
+    ----------
+    text
+        The name; its words are joined by underscores or blanks.
+    width
+        Characters beyond which no further word joins a line.
+    limit
+        Characters of the whole.
+    keep
+        What is drawn for an underscore; a blank by default.
+    """
+    lines = [""]
+    for word in plain(str(text).replace("_", f"{keep} "), limit).split(" "):
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append(word)
+        else:
+            lines[-1] += word if keep and lines[-1].endswith(keep) else f" {word}" if lines[-1] else word
+    return "\n".join(lines)
 
 
 def _glyph(character: str) -> str:

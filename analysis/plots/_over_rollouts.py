@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from analysis.plots._canvas import bars, whole_numbers
 from analysis.plots._columns import Floats
 
-__all__ = ["Columns", "band", "columns_of", "stack"]
+__all__ = ["Columns", "band", "columns_of", "curve", "stack"]
 
 _MOST_COLUMNS = 1500
 """More than three times the dots of a figure one column wide at screen resolution."""
@@ -75,6 +76,28 @@ def stack(ax: Axes, columns: Columns, heights: Mapping[str, Floats], fills: Mapp
     ax.set_ylim(0.0, max(float(base.max()) * 1.05, 1e-9))
     whole_numbers(ax, "x")
     return base
+
+
+def curve(ax: Axes, at: Floats, values: Floats, form: str = "-", **options: Any) -> Line2D:
+    """Draw a line, or a dot for a single rollout; of too many points the extremes of each column, unbroken.
+
+    Parameters
+    ----------
+    ax
+        Where to draw.
+    at, values
+        Shape (n,), by ascending `at`; NaN leaves a gap.
+    form
+        Matplotlib's name for a line style.
+    **options
+        Of `Axes.plot`.
+    """
+    if len(at) > 2 * _MOST_COLUMNS:
+        starts = np.linspace(0, len(at), _MOST_COLUMNS, endpoint=False).astype(np.int64)
+        ends = np.stack([np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)], axis=1)
+        at, values, form = np.repeat(at[starts], 2), ends.ravel(), "-"
+    (made,) = ax.plot(at, values, linestyle=form, **({"marker": "o" if len(at) == 1 else None} | options))
+    return made
 
 
 def band(ax: Axes, at: Floats, low: Floats, high: Floats, **options: Any) -> Any:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 
@@ -23,7 +22,8 @@ from analysis.plots._columns import (
     require,
     words,
 )
-from analysis.plots.style import colour, colours_for, current_theme
+from analysis.plots._over_rollouts import curve
+from analysis.plots.style import colour, colours_for, shades
 
 __all__ = ["plot_advantage_distribution", "plot_advantages", "plot_group_advantages", "plot_noise"]
 
@@ -166,21 +166,21 @@ def plot_advantage_distribution(frame: pd.DataFrame, *, ax: Axes | None = None) 
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=counts > 0).T
     scale = PowerNorm(0.5, vmin=0.0, vmax=float(np.nanmax(shares)))
-    shades = colormaps[current_theme().sequential]
+    colours = shades()
     ax.imshow(
         shares,
         origin="lower",
         aspect="auto",
         interpolation="nearest",
         extent=(sides[0], sides[-1], -reach, reach),
-        cmap=shades,
+        cmap=colours,
         norm=scale,
     )
     low, high = float(advantage.min()), float(advantage.max())
     room = 0.08 * max(high - low, 1e-3) + reach / _LEVELS
     ax.set_ylim(max(low - room, -reach), min(high + room, reach))
     whole_numbers(ax, "x")
-    colour_key(ax, shades, scale, "share")
+    colour_key(ax, colours, scale, "share")
     return ax
 
 
@@ -217,8 +217,7 @@ def plot_noise(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         values = numbers(rows, name)
         if np.isnan(values).all():
             continue
-        lone = "o" if len(values) == 1 else None
-        (entries[label],) = ax.plot(numbers(rows, "rollout_id"), values, form, color=colour(ink), marker=lone)
+        entries[label] = curve(ax, numbers(rows, "rollout_id"), values, form, color=colour(ink))
         top = max(top, float(np.nanmax(values)))
     if not entries:
         return empty(ax)

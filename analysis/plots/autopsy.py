@@ -86,7 +86,8 @@ def _right_hand(ax: Axes, frame: pd.DataFrame, counted: Any, advantage: Floats, 
             number = f"{advantage[place]:+.3f}".replace("-", "−") if known else "?"
             ax.text(1.02, y[place], number, transform=across, va="center", fontsize=7, color=colour("ink"))
         else:
-            why = plain(absent[place], 34)
+            # What follows the colon is the session's own message, and longer than a line.
+            why = plain(absent[place].partition(": ")[0], 44)
             ax.text(
                 0.98,
                 y[place],

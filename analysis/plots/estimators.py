@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
 from analysis.plots._canvas import ON_SHADE, bars, begin, colour_key, empty, legend, line, styled, swatch
-from analysis.plots._columns import Floats, known_rows, numbers, plain, require, words
-from analysis.plots.style import colour, colours_for, current_theme
+from analysis.plots._columns import Floats, known_rows, numbers, require, words, wrapped
+from analysis.plots.style import HEIGHT, colour, colours_for, shades
 
 __all__ = ["plot_estimator_agreement", "plot_estimator_lengths", "plot_estimators"]
 
@@ -41,7 +40,7 @@ def plot_estimators(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     PlotError
         If a column is missing.
     """
-    ax = begin(ax, "Advantages by estimator", "advantage", "", grid="x")
+    ax = begin(ax, "Advantages by estimator", "advantage", "", grid="x", height=_height(frame, "estimator"))
     require(frame, "estimator", "advantage")
     rows = known_rows(frame, *(("advantage",) if len(frame) else ()))
     if rows.empty:
@@ -66,7 +65,7 @@ def plot_estimators(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.axvline(0.0, color=colour("ink"), linewidth=0.6)
     ax.set_xlim(-reach, reach)
     ax.set_ylim(-0.12, len(found) - 0.02)
-    ax.set_yticks(np.arange(len(found)) + 0.3, [plain(name, 16) for name in reversed(found)])
+    ax.set_yticks(np.arange(len(found)) + 0.3, [_name(name) for name in reversed(found)])
     ax.tick_params(axis="y", length=0)
     return ax
 
@@ -90,7 +89,8 @@ def plot_estimator_agreement(frame: pd.DataFrame, *, ax: Axes | None = None) -> 
     PlotError
         If a column is missing.
     """
-    ax = begin(ax, "Agreement of estimators", "", "", grid="none")
+    height = _height(frame, "first", "second")
+    ax = begin(ax, "Agreement of estimators", "", "", grid="none", height=height)
     require(frame, "first", "second", "spearman")
     frame = frame if frame.empty else _some_pairs(frame)
     if frame.empty or not len(known_rows(frame, "spearman")):
@@ -105,15 +105,15 @@ def plot_estimator_agreement(frame: pd.DataFrame, *, ax: Axes | None = None) -> 
     flips = numbers(frame, "sign_flip_share") if "sign_flip_share" in frame else np.full(len(frame), np.nan)
     # Correlations of estimators lie close to 1: the scale begins where they do.
     scale = Normalize(vmin=min(float(np.nanmin(value)), 0.9), vmax=1.0)
-    shades = colormaps[current_theme().sequential]
+    colours = shades()
     grid = np.full((len(found) - 1, len(found) - 1), np.nan)
     grid[row, column] = value
-    ax.imshow(grid, cmap=shades, norm=scale, aspect="auto", interpolation="nearest")
+    ax.imshow(grid, cmap=colours, norm=scale, aspect="auto", interpolation="nearest")
     for x, y, number, flip in zip(column, row, value, flips, strict=True):
         text = "?" if np.isnan(number) else ">0.999" if 0.9995 <= number < 1.0 else f"{number:.3f}"
         if not np.isnan(flip):
             text += f"\n{flip:.1%} flip"
-        shade = shades(scale(0.0 if np.isnan(number) else number))
+        shade = colours(scale(0.0 if np.isnan(number) else number))
         light = 0.2126 * shade[0] + 0.7152 * shade[1] + 0.0722 * shade[2] > 0.5
         ink = colour("muted") if np.isnan(number) else "#111111" if light else "#F5F5F5"
         ax.text(
@@ -126,12 +126,14 @@ def plot_estimator_agreement(frame: pd.DataFrame, *, ax: Axes | None = None) -> 
             color=ink,
             gid=ON_SHADE,
         )
-    ax.set_xticks(np.arange(len(found) - 1), [plain(name, 14) for name in found[:-1]])
-    ax.set_yticks(np.arange(len(found) - 1), [plain(name, 14) for name in found[1:]])
-    if len(found) > 4:
-        ax.tick_params(axis="x", labelrotation=30)
+    few = len(found) <= 4
+    slant: dict[str, Any] = {} if few else {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    ax.set_xticks(np.arange(len(found) - 1), [_name(name, 13 if few else 16) for name in found[:-1]], **slant)
+    ax.set_yticks(np.arange(len(found) - 1), [_name(name) for name in found[1:]])
     ax.tick_params(length=0)
-    colour_key(ax, shades, scale, "rank corr.", low=f"{scale.vmin:.2f}", high="1")
+    if not few:
+        ax.tick_params(labelsize=6.0)
+    colour_key(ax, colours, scale, "rank corr.", low=f"{scale.vmin:.2f}", high="1")
     return ax
 
 
@@ -183,6 +185,17 @@ def plot_estimator_lengths(frame: pd.DataFrame, *, ax: Axes | None = None) -> Ax
     ax.set_xticks(np.arange(len(bins)), [f"{int(a)}–{int(b)}" if a != b else f"{int(a)}" for a, b in bins])
     legend(ax, entries)
     return ax
+
+
+def _name(estimator: str, width: int = 16) -> str:
+    """Break a long name where its words end: some differ in the last one only."""
+    return wrapped(estimator, width=width, limit=40, keep="_")
+
+
+def _height(frame: pd.DataFrame, *names: str) -> float:
+    """Give each estimator of a figure of its own room for a name of two lines."""
+    count = len({word for name in names if name in frame for word in frame[name].dropna()})
+    return max(HEIGHT, 0.8 + 0.32 * min(count, 2 * _MOST_ESTIMATORS))
 
 
 def _some_pairs(frame: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 
@@ -23,8 +22,8 @@ from analysis.plots._canvas import (
     whole_numbers,
 )
 from analysis.plots._columns import Floats, Ints, known_rows, numbers, one_run, require, words
-from analysis.plots._over_rollouts import band
-from analysis.plots.style import colour, current_theme
+from analysis.plots._over_rollouts import band, curve
+from analysis.plots.style import colour, shades
 
 __all__ = ["plot_lag_histogram", "plot_lag_parts", "plot_policy_lag", "plot_rejection_by_lag"]
 
@@ -64,16 +63,13 @@ def plot_policy_lag(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     top = float(np.nanmax(np.concatenate([high, mean])))
     if not np.isnan(high).all():
         entries["range"] = band(ax, at, low, high, color=colour("blue"), alpha=0.2, step="mid")
-    lone = "o" if len(at) == 1 else None
-    (entries["mean"],) = ax.plot(at, mean, color=colour("blue"), marker=lone)
+    entries["mean"] = curve(ax, at, mean, color=colour("blue"))
     for name, label, ink, form in (
         ("in_flight_mean", "in flight", "orange", "-."),
         ("token_lag_mean", "per token", "vermillion", "--"),
     ):
         if name in rows and not np.isnan(numbers(rows, name)).all():
-            (entries[label],) = ax.plot(
-                at, numbers(rows, name), form, color=colour(ink), linewidth=1.0, marker=lone
-            )
+            entries[label] = curve(ax, at, numbers(rows, name), form, color=colour(ink), linewidth=1.0)
     for name in ("bound", "limit"):
         if name in rows and not np.isnan(numbers(rows, name)).all():
             bound = numbers(rows, name)
@@ -165,14 +161,14 @@ def plot_lag_parts(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     step = max(1, -(-(max(int(flight.max()), int(queue.max())) + 1) // _MOST_FIELDS))
     counts = np.zeros((int(queue.max()) // step + 1, int(flight.max()) // step + 1))
     np.add.at(counts, (queue // step, flight // step), weight)
-    shades = colormaps[current_theme().sequential]
+    colours = shades()
     scale = PowerNorm(0.5, vmin=0.0, vmax=float(max(counts.max(), 1.0)))
     extent = (-0.5, counts.shape[1] * step - 0.5, -0.5, counts.shape[0] * step - 0.5)
     shown = np.where(counts > 0, counts, np.nan)
-    style: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": shades, "norm": scale}
+    style: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": colours, "norm": scale}
     ax.imshow(shown, origin="lower", extent=extent, **style)
     if counts.size <= 40 and step == 1:
-        _write_counts(ax, counts, shades, scale)
+        _write_counts(ax, counts, colours, scale)
     if "bound" in rows and not np.isnan(numbers(rows, "bound")).all():
         total = float(np.nanmax(numbers(rows, "bound")))
         stairs = np.arange(-1.0, total + 1.0) + 0.5
@@ -180,7 +176,7 @@ def plot_lag_parts(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_xlim(*extent[:2])
     ax.set_ylim(*extent[2:])
     whole_numbers(ax, "x", "y")
-    colour_key(ax, shades, scale, "groups")
+    colour_key(ax, colours, scale, "groups")
     return ax
 
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis.plots._canvas import begin, empty, legend, line, styled, whole_numbers
 from analysis.plots._columns import Floats, known_rows, numbers, one_run, require, top_words, words
-from analysis.plots._over_rollouts import band
+from analysis.plots._over_rollouts import band, curve
 from analysis.plots.style import colour, colours_for
 
 __all__ = ["plot_lengths", "plot_truncation"]
@@ -119,8 +119,7 @@ def plot_truncation(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             low, high = numbers(rows, "truncated_low"), numbers(rows, "truncated_high")
             band(ax, at, low, high, color=colour(ink), alpha=0.2)
             top = max(top, float(np.nanmax(high, initial=0.0)))
-        lone = "o" if len(at) == 1 else None
-        (entries[label],) = ax.plot(at, share, form, color=colour(ink), linewidth=1.1, marker=lone)
+        entries[label] = curve(ax, at, share, form, color=colour(ink), linewidth=1.1)
         top = max(top, float(np.nanmax(share)))
     if not entries:
         return empty(ax)

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from analysis.plots._canvas import bars, begin, colour_key, dots, empty, legend, line, styled, swatch
 from analysis.plots._columns import Floats, known_rows, numbers, require
-from analysis.plots.style import colour, current_theme
+from analysis.plots.style import colour, shades
 
 __all__ = ["plot_ess", "plot_logprobs", "plot_ratio"]
 
@@ -165,11 +164,11 @@ def _density(ax: Axes, x: Floats, y: Floats, low: float, high: float) -> None:
     sides = np.linspace(low, high, _BINS + 1)
     counts, _, _ = np.histogram2d(x, y, bins=(sides, sides))
     scale = LogNorm(vmin=1.0, vmax=float(max(counts.max(), 2.0)))
-    shades = colormaps[current_theme().sequential]
+    colours = shades()
     shown = np.where(counts > 0, counts, np.nan).T
-    style: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": shades, "norm": scale}
+    style: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "cmap": colours, "norm": scale}
     ax.imshow(shown, origin="lower", extent=(low, high, low, high), zorder=2, **style)
-    colour_key(ax, shades, scale, "tokens (log)", low="1", high=f"{scale.vmax:,.0f}")
+    colour_key(ax, colours, scale, "tokens (log)", low="1", high=f"{scale.vmax:,.0f}")
 
 
 def _rows(frame: pd.DataFrame, by: str, value: str) -> pd.DataFrame:
@@ -197,12 +196,12 @@ def _ratio_scale(ax: Axes, reach: Floats) -> None:
 
 def _round_ratios(low: float, high: float) -> list[float]:
     candidates = (0.2, 0.25, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0)
-    inside = [value for value in candidates if low <= value <= high]
-    kept: list[float] = []
-    for value in inside:  # no two closer than their labels are high
-        if not kept or np.log(value / kept[-1]) > np.log(high / low) / 9:
+    kept = [1.0]
+    for value in sorted(candidates, key=lambda value: abs(np.log(value))):
+        apart = min(abs(np.log(value / other)) for other in kept)
+        if low <= value <= high and apart > np.log(high / low) / 9:  # no closer than labels are high
             kept.append(value)
-    return kept
+    return sorted(kept)
 
 
 def _name_rows(ax: Axes, rows: pd.DataFrame, by: str) -> None:

@@ -7,7 +7,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.plots._canvas import begin, boxes, empty, note, styled
-from analysis.plots._columns import Bools, flags, known_rows, numbers, plain, require, top_words, words
+from analysis.plots._columns import (
+    Bools,
+    flags,
+    known_rows,
+    numbers,
+    plain,
+    require,
+    top_words,
+    words,
+    wrapped,
+)
 from analysis.plots.style import HEIGHT, colour
 
 __all__ = ["plot_replay", "plot_verdicts"]
@@ -110,8 +120,8 @@ def plot_verdicts(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             _field(ax, x, y, counts[y, x], moved=row != column and column != "unknown")
     ax.set_xlim(-0.5, len(columns) - 0.5)
     ax.set_ylim(len(rows) - 0.5, -0.5)
-    ax.set_xticks(np.arange(len(columns)), [_wrapped(name) for name in columns])
-    ax.set_yticks(np.arange(len(rows)), [_wrapped(name) for name in rows])
+    ax.set_xticks(np.arange(len(columns)), [wrapped(name) for name in columns])
+    ax.set_yticks(np.arange(len(rows)), [wrapped(name) for name in rows])
     ax.tick_params(length=0)
     return ax
 
@@ -129,17 +139,6 @@ def _field(ax: Axes, x: int, y: int, count: float, *, moved: bool) -> None:
 
 def _verdicts(accepted: Bools, reason: np.ndarray) -> np.ndarray:
     return np.where(accepted, "accepted", reason).astype(object)
-
-
-def _wrapped(name: str) -> str:
-    """Break a name of several words into lines of about ten characters."""
-    lines = [""]
-    for word in plain(name.replace("_", " "), 30).split(" "):
-        if lines[-1] and len(lines[-1]) + len(word) >= 10:
-            lines.append(word)
-        else:
-            lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
 
 
 def _short(value: float) -> str:

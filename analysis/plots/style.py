@@ -16,8 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib import colors
 from matplotlib.axes import Axes
+from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 
 from analysis.errors import PlotError
@@ -33,6 +35,7 @@ __all__ = [
     "current_theme",
     "house_style",
     "new_figure",
+    "shades",
     "theme",
     "theme_under",
 ]
@@ -70,6 +73,8 @@ class Theme:
         Colours of data by name.
     sequential, diverging
         Names of Matplotlib's colour maps for amounts, and for numbers around 0.
+    faintest
+        Where in the map for amounts the colours begin that stand out from the ground, 0 to 1.
     """
 
     name: str
@@ -80,6 +85,7 @@ class Theme:
     palette: Mapping[str, str]
     sequential: str
     diverging: str
+    faintest: float
 
 
 _PAPER = Theme(
@@ -101,6 +107,7 @@ _PAPER = Theme(
     ),
     sequential="cividis_r",
     diverging="PuOr",
+    faintest=0.15,
 )
 _DARK = Theme(
     name="dark",
@@ -121,6 +128,7 @@ _DARK = Theme(
     ),
     sequential="cividis",
     diverging="PuOr",
+    faintest=0.2,
 )
 THEMES: Mapping[str, Theme] = MappingProxyType({"paper": _PAPER, "dark": _DARK})
 """Every theme by name."""
@@ -226,11 +234,18 @@ def colour(name: str) -> str:
     return chosen.palette[name] if name in chosen.palette else str(getattr(chosen, name))
 
 
+def shades() -> Colormap:
+    """Return the current theme's colours of amounts, from those that just stand out from the ground."""
+    chosen = current_theme()
+    ends = np.linspace(chosen.faintest, 1.0, 256)
+    return colors.ListedColormap(mpl.colormaps[chosen.sequential](ends), name=chosen.sequential)
+
+
 def colours_for(names: Iterable[str]) -> dict[str, str]:
     """Give each name a colour of the current theme.
 
     Words that occur in several figures (states, reasons, kinds) have one colour everywhere; others get the
-    next that is free, in order. Colours repeat only after six.
+    next that is free, in order; beyond six they come again, closer to the ink.
     """
     wanted = list(dict.fromkeys(names))
     chosen = {name: _KNOWN_WORDS[name] for name in wanted if name in _KNOWN_WORDS}
@@ -244,7 +259,13 @@ def colours_for(names: Iterable[str]) -> dict[str, str]:
     rest = [name for name in wanted if name not in chosen]
     cycle = free or list(_ORDER)
     chosen.update({name: cycle[place % len(cycle)] for place, name in enumerate(rest)})
-    return {name: colour(chosen[name]) for name in wanted}
+    again = {name: place // len(cycle) for place, name in enumerate(rest)}
+    return {name: _nearer_ink(colour(chosen[name]), again.get(name, 0)) for name in wanted}
+
+
+def _nearer_ink(name: str, steps: int) -> str:
+    own, ink = np.array(colors.to_rgb(name)), np.array(colors.to_rgb(colour("ink")))
+    return colors.to_hex(ink + (own - ink) * 0.55**steps).upper() if steps else name
 
 
 def new_figure(width: float = COLUMN_WIDTH, height: float = HEIGHT) -> Figure:

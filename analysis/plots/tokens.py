@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps, colors
+from matplotlib import colors
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
 from analysis.errors import PlotError
 from analysis.plots._canvas import begin, boxes, empty, legend, note, styled, swatch
 from analysis.plots._columns import Bools, Floats, numbers, plain, require, words
-from analysis.plots.style import colour, current_theme
+from analysis.plots.style import colour, current_theme, shades
 
 __all__ = ["plot_tokens"]
 
@@ -143,12 +143,12 @@ def _colours(shown: pd.DataFrame) -> tuple[Floats, dict[str, Any]]:
 
     known = logprob[own & ~np.isnan(logprob)]
     lowest = min(max(float(known.min(initial=0.0)), _LOWEST), -1e-3)
-    shade = colormaps[theme.sequential]
+    shade = shades()
     rarity = 1.0 - Normalize(vmin=lowest, vmax=0.0, clip=True)(logprob)  # 0: certain, 1: rarest
-    rare = np.array(shade(0.08 + 0.92 * rarity))
+    rare = np.array(shade(rarity))
     rare[~own | np.isnan(logprob)] = nothing
     if len(known):
-        entries["likely"] = swatch(colors.to_hex(shade(0.08)))
+        entries["likely"] = swatch(colors.to_hex(shade(0.0)))
         entries[f"logprob ≤ {lowest:.2g}".replace("-", "−")] = swatch(colors.to_hex(shade(1.0)))
 
     reach = float(np.abs(np.nan_to_num(advantage[own])).max(initial=0.0)) or 1.0

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from analysis.plots._canvas import begin, empty, legend, line, styled, whole_numbers
 from analysis.plots._columns import Floats, flags, known_rows, numbers, one_run, require, words
-from analysis.plots._over_rollouts import band
+from analysis.plots._over_rollouts import band, curve
 from analysis.plots.style import colour, colours_for
 
 __all__ = ["plot_evaluations", "plot_reward"]
@@ -81,13 +81,11 @@ def _training_lines(ax: Axes, rows: pd.DataFrame) -> dict[str, Any]:
     if {"reward_low", "reward_high"} <= set(rows):
         low, high = numbers(rows, "reward_low"), numbers(rows, "reward_high")
         band(ax, at, low, high, color=blue, alpha=0.28)
-    (mark,) = ax.plot(at, mean, color=blue, marker="o" if len(at) == 1 else None)
-    entries = {_TRAINING: mark} | entries
+    entries = {_TRAINING: curve(ax, at, mean, color=blue)} | entries
     if "reward_mean_completed" in rows:
         completed = numbers(rows, "reward_mean_completed")
         if not np.isnan(completed).all():
-            (mark,) = ax.plot(at, completed, linestyle=(0, (3, 3)), color=colour("ink"), linewidth=0.9)
-            entries[_COMPLETED] = mark
+            entries[_COMPLETED] = curve(ax, at, completed, "--", color=colour("ink"), linewidth=0.9)
     return entries
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.errors import StatsError
 from analysis.schema import GRAINS, columns_of, empty_frame
-from analysis.stats._columns import Bools, Ints, codes, known
+from analysis.stats._columns import Bools, Ints, codes, known, texts
 from analysis.stats._matching import find, identify
 from analysis.stats._tokens import TokenTable
 
@@ -139,6 +139,13 @@ class Frames:
             given = self._source.get("tokens")
             return TokenTable.empty() if given is None else given
         return TokenTable.of_run(self._source, self.traces)
+
+    def tokens_of(self, rows: Ints) -> TokenTable:
+        """Return the token arrays of some traces, given by their rows, reading no more than their sessions."""
+        names = texts(self.traces, "session_id")[rows]
+        whole = isinstance(self._source, Mapping) or "tokens" in self.__dict__ or pd.isna(names).any()
+        found = self.tokens if whole else TokenTable.of_run(self._source, self.traces, sorted(set(names)))
+        return found.select(np.isin(found.rows, rows))
 
 
 def as_frames(run: Any) -> Frames:

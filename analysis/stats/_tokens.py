@@ -209,8 +209,8 @@ class TokenTable:
         return np.where(mask, number - 1 - before[self.response.owner], -1).astype(np.int64)
 
     @classmethod
-    def of_run(cls, run: Any, traces: pd.DataFrame) -> TokenTable:
-        """Read the arrays of all traces of a loaded run.
+    def of_run(cls, run: Any, traces: pd.DataFrame, sessions: Sequence[str] | None = None) -> TokenTable:
+        """Read the arrays of all traces of a loaded run, or of some sessions.
 
         Parameters
         ----------
@@ -218,11 +218,13 @@ class TokenTable:
             Has ``token_arrays()``; without it the table is empty.
         traces
             The run's table of traces.
+        sessions
+            Ids of those that are read; all by default.
         """
         read = getattr(run, "token_arrays", None)
         if read is None or traces.empty:
             return cls.empty()
-        arrays = read()
+        arrays = read() if sessions is None else read(sessions)
         found = _rows_of(traces, arrays.traces)
         count = len(arrays.traces)
         owner = np.repeat(np.arange(count), np.diff(arrays.offsets))

@@ -239,9 +239,8 @@ def _trace_rows(
 
 
 def _token_rows(frames: Frames, traces: pd.DataFrame) -> pd.DataFrame:
-    tokens = frames.tokens
     row_of = {int(row): place for place, row in enumerate(traces["row"])}
-    tokens = tokens.select(np.isin(tokens.rows, list(row_of)))
+    tokens = frames.tokens_of(np.array(list(row_of), dtype=np.int64))
     places = np.array([row_of[int(row)] for row in tokens.rows], dtype=np.int64)[tokens.response.owner]
     mask = tokens.learnt
     weight = floats(traces, "token_weight")

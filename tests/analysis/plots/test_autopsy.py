@@ -38,6 +38,13 @@ def test_numbers_and_reasons_stand_beside_the_bars(ax: Axes) -> None:
     assert said(ax) == ["+0.750", "−0.750", "+0.000", "it ran out of time"]
 
 
+def test_reasons_stand_without_the_session_s_own_message(ax: Axes) -> None:
+    """What follows the colon is longer than a line, and the model's or the server's text."""
+    frame = _group().assign(absent=[None, None, None, "it ended in an error: Traceback (most recent call)"])
+    plot_autopsy(frame, ax=ax)
+    assert "it ended in an error" in said(ax)
+
+
 def test_a_group_nobody_counts_in_is_drawn(ax: Axes) -> None:
     """Without any reward there is nothing to compare, and still everybody is listed."""
     frame = _group().assign(counted=False, reward=None, baseline=None, advantage=None, absent=None)

@@ -18,6 +18,7 @@ from analysis.plots._columns import (
     seconds,
     top_words,
     words,
+    wrapped,
 )
 
 
@@ -122,3 +123,25 @@ def test_the_heaviest_words_stay() -> None:
 def test_texts_are_drawn_as_they_stand(text: object, drawn: str) -> None:
     """No mathematics, no label that a legend leaves out, no glyph that the font lacks, no endless word."""
     assert plain(text) == drawn
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "drawn"),
+    [
+        ("low_complete_fraction", {}, "low\ncomplete\nfraction"),
+        ("too_stale", {}, "too stale"),
+        ("reinforce_plus_plus", {"width": 13, "keep": "_"}, "reinforce_\nplus_plus"),
+        (
+            "reinforce_plus_plus_baseline",
+            {"width": 16, "limit": 40, "keep": "_"},
+            "reinforce_plus_\nplus_baseline",
+        ),
+        ("as trained", {"keep": "_"}, "as trained"),
+        ("a" * 50, {"limit": 10}, "a" * 9 + "…"),
+        ("$x$", {}, r"\$x\$"),
+        ("", {}, ""),
+    ],
+)
+def test_names_of_several_words_are_broken_into_lines(text: str, options: dict, drawn: str) -> None:
+    """Names that differ in their last word only stay different."""
+    assert wrapped(text, **options) == drawn

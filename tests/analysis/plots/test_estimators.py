@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.plots import plot_estimator_agreement, plot_estimator_lengths, plot_estimators
+from slime_bridge.advantages import ESTIMATORS
 from tests.analysis.plots.looking import boxes_of, legend_of, polygons, said, tick_names
 
 
@@ -66,3 +69,32 @@ def test_weights_are_bars_and_tokens_a_line(ax: Axes) -> None:
     lines = [segment[0][1] for segment in ax.collections[-1].get_segments()]
     assert lines == [0.2, 0.8]
     assert legend_of(ax) == ["x", "y", "of tokens"]
+
+
+def test_many_estimators_have_room_for_their_names() -> None:
+    """Eight of them make a higher figure, in which no two names of ticks overlap."""
+    names = [*ESTIMATORS][:8]
+    frame = pd.DataFrame(
+        [(a, b, 0.9) for a, b in itertools.combinations(names, 2)], columns=["first", "second", "spearman"]
+    )
+    few, many = plot_estimator_agreement(frame.head(1)), plot_estimator_agreement(frame)
+    assert many.figure.get_figheight() > few.figure.get_figheight()
+    many.figure.canvas.draw()
+    boxes = [label.get_window_extent() for label in many.get_yticklabels()]
+    assert [label.get_text().replace("\n", "") for label in many.get_yticklabels()] == names[1:]
+    assert not any(one.overlaps(two) for one, two in itertools.combinations(boxes, 2))
+
+
+def test_a_long_legend_takes_no_room_from_the_bars() -> None:
+    """The axes of a figure of its own keep their height."""
+    names = [*ESTIMATORS][:8]
+    rows = [(name, 1, 32, 1.0, 1.0) for name in names]
+    frame = pd.DataFrame(
+        rows, columns=["estimator", "length_low", "length_high", "weight_share", "token_share"]
+    )
+    heights = []
+    for part in (frame.head(2), frame):
+        ax = plot_estimator_lengths(part)
+        ax.figure.canvas.draw()
+        heights.append(ax.get_window_extent().height)
+    assert heights[1] > 0.9 * heights[0]

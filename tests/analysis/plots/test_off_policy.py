@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pytest
 from matplotlib.axes import Axes
 
 from analysis.plots import plot_ess, plot_logprobs, plot_ratio
@@ -35,6 +36,13 @@ def test_ratios_reach_as_far_as_their_logarithms(ax: Axes) -> None:
     low, high = ax.get_ylim()
     assert low < 0.5
     assert high > 6.0
+
+
+@pytest.mark.parametrize("largest", [1.01, 1.3, 3.4, 7.0, 5000.0])
+def test_no_change_has_a_tick(ax: Axes, largest: float) -> None:
+    """A ratio of 1 is named on the axis, however wide it is."""
+    plot_ratio(_by_lag().assign(ratio_max=largest, log_ratio_abs_mean=0.01), ax=ax)
+    assert 1.0 in ax.get_yticks()
 
 
 def test_rows_are_named_with_the_number_of_tokens(ax: Axes) -> None:

@@ -20,6 +20,7 @@ from analysis.plots.style import (
     colour,
     colours_for,
     current_theme,
+    shades,
     theme_under,
 )
 from tests.analysis.plots.examples import EXAMPLES
@@ -163,11 +164,27 @@ def test_two_words_of_one_colour_do_not_share_it() -> None:
     assert len(set(chosen.values())) == 2
 
 
-def test_colours_repeat_only_after_six() -> None:
-    """More words than colours are drawn all the same."""
+def test_colours_come_again_after_six_closer_to_the_ink() -> None:
+    """More words than colours are drawn all the same, and told apart."""
     chosen = colours_for([str(n) for n in range(14)])
-    assert len(chosen) == 14
-    assert len(set(chosen.values())) == 6
+    assert len(set(chosen.values())) == 14
+    assert len({chosen[str(n)] for n in range(6)} & set(PALETTE.values())) == 6
+    ink = np.array(colors.to_rgb(colour("ink")))
+    away = [float(np.linalg.norm(np.array(colors.to_rgb(chosen[str(n)])) - ink)) for n in (0, 6, 12)]
+    assert away == sorted(away, reverse=True)
+
+
+@pytest.mark.parametrize("name", THEMES)
+def test_shades_stand_out_from_the_ground_from_the_first(name: str) -> None:
+    """A single token of many has a contrast of more than 1.7, and more of something is never paler."""
+    with theme(name) as chosen:
+        seen = shades()(np.linspace(0, 1, 64))
+        assert isinstance(shades(), colors.Colormap)
+    lights = [float(_linear(colors.to_hex(shade)) @ [0.2126, 0.7152, 0.0722]) for shade in seen]
+    ground = float(_linear(chosen.ground) @ [0.2126, 0.7152, 0.0722])
+    contrasts = [(max(light, ground) + 0.05) / (min(light, ground) + 0.05) for light in lights]
+    assert contrasts[0] > 1.7
+    assert contrasts == sorted(contrasts)
 
 
 def test_new_figures_are_one_column_wide() -> None:

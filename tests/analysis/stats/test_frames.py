@@ -9,7 +9,7 @@ import pytest
 from analysis.errors import StatsError
 from analysis.schema import TABLES, empty_frame
 from analysis.stats._columns import codes, flags, floats, integers, json_cells, nullable, texts
-from analysis.stats._frames import as_frames, group_codes, group_rows, session_rows, trajectory_codes
+from analysis.stats._frames import Frames, as_frames, group_codes, group_rows, session_rows, trajectory_codes
 from analysis.stats._matching import find, identify
 from analysis.stats._tokens import Ragged, TokenTable
 from tests.analysis.stats.builder import RunBuilder, frame, same, untouched
@@ -200,7 +200,15 @@ class TestTokenTable:
             train_logprob=np.full(6, np.nan, dtype=np.float32),
             advantage=np.full(6, np.nan, dtype=np.float32),
         )
-        run = types.SimpleNamespace(token_arrays=lambda: arrays)
+        asked = []
+
+        def token_arrays(sessions: list[str] | None = None) -> types.SimpleNamespace:
+            asked.append(sessions)
+            return arrays
+
+        run = types.SimpleNamespace(token_arrays=token_arrays, sessions=dict, traces=lambda: traces)
+        assert Frames(run).tokens_of(np.array([1])).response.values.tolist() == [2, 3]
+        assert asked == [["b"]]  # other sessions are not read
         table = TokenTable.of_run(run, traces)
         assert table.rows.tolist() == [1, 0]
         assert table.response.values.tolist() == [2, 3, 6]
