@@ -115,7 +115,8 @@ def _logprob_levels(tokens: TraceTokens) -> Levels:
 
 
 def _signed(values: NDArray[np.float32], bounds: tuple[float, ...]) -> Levels:
-    size = np.searchsorted(np.array(bounds), np.abs(values.astype(np.float64)), side="left")
+    # Bounds as values are stored: a recorded 0.1 is not above 0.1.
+    size = np.searchsorted(np.array(bounds, dtype=np.float32), np.abs(values), side="left")
     return _known(values, _MIDDLE + np.sign(np.nan_to_num(values)).astype(np.int64) * size)
 
 

@@ -43,8 +43,11 @@ TRACE_COLUMNS = (
 
 
 def sessions_in_scope(state: SelectionState) -> Ints:
-    """Return the rows of the sessions that the group, else the brush leaves, whatever session is chosen."""
-    if state.group is None:
+    """Return the rows of the sessions that the group, else the brush leaves, whatever session is chosen.
+
+    A group that nobody numbered is no group: sessions that were loaded alone are each in one of their own.
+    """
+    if state.group is None or (state.group.group, state.group.group_index) == (None, None):
         return state.tables.rows_in_rollouts("session", state.rollouts)
     row = state.tables.group_row(state.group)
     return np.flatnonzero(state.tables.group_of_session == (-2 if row is None else row))
