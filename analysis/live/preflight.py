@@ -58,11 +58,13 @@ class Preflight:
         return self.report.render()
 
     def _repr_html_(self) -> str:
-        formats = {"severity": _badge, "evidence": _lines, "fix": _lines}
-        shown = self.frame.replace({"evidence": {"": None}, "fix": {"": None}})
-        return str(
-            scoped(table(shown, caption=self.report.summary(), formats=formats, limit=None, row_header=True))
-        )
+        formats = {"check": _word, "severity": _badge, "evidence": _lines, "fix": _lines}
+        caption = self.report.summary()
+        return str(scoped(table(self.frame, caption=caption, formats=formats, limit=None)))
+
+
+def _word(check: Any) -> Markup:
+    return Markup('<span style="white-space:nowrap">{}</span>').format(escaped(check))
 
 
 def _badge(severity: Any) -> Markup:

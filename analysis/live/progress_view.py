@@ -89,7 +89,7 @@ def with_style(markup: Markup) -> Markup:
 
 def progress_html(head: Headline, snapshot: Snapshot) -> Markup:
     """Return a run's present state: sessions by stage, rewards, oldest task, rejections, curves."""
-    bar, waiting = _parts(snapshot, head.planned)
+    bar, waiting = _parts(head, snapshot)
     keys = [*bar, *([waiting] if waiting else [])]
     error = head.error or (f"Last trouble: {snapshot.last_error}" if snapshot.last_error else "")
     return Markup(
@@ -112,7 +112,7 @@ def progress_html(head: Headline, snapshot: Snapshot) -> Markup:
 
 def progress_text(head: Headline, snapshot: Snapshot) -> str:
     """Return a run's present state in a few lines of plain text."""
-    bar, waiting = _parts(snapshot, head.planned)
+    bar, waiting = _parts(head, snapshot)
     parts = ", ".join(str(part["text"]) for part in [*bar, *([waiting] if waiting else [])]) or "nothing yet"
     lines = [f"{head.title}: {head.state}" + (f", {head.detail}" if head.detail else "")]
     lines.append(f"  sessions: {parts}")
@@ -141,14 +141,13 @@ def _css() -> str:
     return files("analysis.live").joinpath("live.css").read_text("utf-8")
 
 
-def _parts(
-    snapshot: Snapshot, planned: int | None
-) -> tuple[list[dict[str, object]], dict[str, object] | None]:
+def _parts(head: Headline, snapshot: Snapshot) -> tuple[list[dict[str, object]], dict[str, object] | None]:
     """Return what the bar is made of: ended sessions first, then those under way, furthest first."""
     order = [*ENDED, *(name for name in snapshot.sessions if name not in (*ENDED, *STAGES)), *STAGES[::-1]]
     parts = [_part(name, snapshot.sessions[name]) for name in order if snapshot.sessions.get(name)]
-    left = 0 if planned is None else planned - snapshot.submitted
-    return parts, _part("waiting", left, "raised") if left > 0 else None
+    left = 0 if head.planned is None else head.planned - snapshot.submitted
+    word = "waiting" if head.tone == "running" else "not submitted"
+    return parts, _part(word, left, "line") if left > 0 else None
 
 
 def _part(name: str, count: int, colour: str | None = None) -> dict[str, object]:
@@ -218,5 +217,7 @@ def _charts(snapshot: Snapshot) -> list[Markup]:
 def smoothed(values: Sequence[float], window: int) -> list[Point]:
     """Return the mean of each value and those before it, as many as fit the window; at most 300 points."""
     step = max(1, len(values) // 300)
-    ends = [*range(step, len(values), step), len(values)]
+    # Means of the first few values say little and would set the scale.
+    least = min(window // 4, len(values))
+    ends = [end for end in (*range(step, len(values), step), len(values)) if end >= least]
     return [Point(end, statistics.fmean(values[max(0, end - window) : end])) for end in ends]

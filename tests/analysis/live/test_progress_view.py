@@ -41,6 +41,7 @@ def test_everything_that_matters_is_shown() -> None:
         ):
             assert word in text, word
     assert "3 waiting" in progress_text(head, BUSY)
+    assert "3 not submitted" in progress_text(Headline("run", "cancelled", "stopped", planned=12), BUSY)
     assert "5 completed, 1 timeout, 3 running, 3 waiting" in progress_html(head, BUSY)
 
 
@@ -98,6 +99,7 @@ def test_durations_read_well(seconds: float, text: str) -> None:
 
 def test_smoothing_is_a_trailing_mean() -> None:
     """Each point is the mean of a window that ends there; long series are thinned, the last point stays."""
+    assert [point.x for point in smoothed([1.0] * 10, 32)] == [8, 9, 10]
     assert smoothed([1.0, 0.0, 1.0, 1.0], 2) == [Point(1, 1.0), Point(2, 0.5), Point(3, 0.5), Point(4, 1.0)]
     long = smoothed([1.0] * 10_000, 32)
     assert len(long) <= 305
