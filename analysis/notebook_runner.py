@@ -130,7 +130,7 @@ def without_widgets(notebook: Any) -> Any:
 
 
 def _still(saved: Mapping[str, Any], model: str) -> str:
-    """What a widget and those inside it hold as HTML; empty where one of them is drawn by a script."""
+    """Return what a widget and those inside it hold as HTML; empty where a script draws one of them."""
     widget = saved.get(model, {})
     state = widget.get("state", {})
     if widget.get("model_name") == "HTMLModel":

@@ -38,7 +38,7 @@ EXAMPLES = (_SHORT, replace(_SHORT, train=TrainerSettings(learning_rate=5e-4)))
 """Settings of the runs that are made: a short lab run, and the same one with a third of its learning rate."""
 
 _LOOK_INTERVAL = 0.3
-_NEEDED = "torch"
+_NEEDED = "sglang_router"
 
 
 def example_run() -> Path:
@@ -88,15 +88,17 @@ def example_runs(count: int = 2) -> list[Path]:
     return [_cached(number) for number in range(count)]
 
 
-def make_example(folder: Path, number: int = 0, *, show: Callable[[str], None] | None = None) -> Path:
-    """Make one of the `EXAMPLES`; about a minute on two idle cores.
+def make_example(
+    folder: Path, settings: LabSettings = EXAMPLES[0], *, show: Callable[[str], None] | None = None
+) -> Path:
+    """Make a run to look at; the `EXAMPLES` take about a minute on two idle cores.
 
     Parameters
     ----------
     folder
         Where to: must not exist, and appears complete or not at all.
-    number
-        Which one.
+    settings
+        Of the run.
     show
         Called with each line that the run has to say.
 
@@ -118,7 +120,7 @@ def make_example(folder: Path, number: int = 0, *, show: Callable[[str], None] |
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     log = partial.with_suffix(".log")
     child = ChildProcess(
-        [sys.executable, "-m", "analysis.lab.example", str(partial), str(number)],
+        [sys.executable, "-m", "analysis.lab.example", str(partial), json.dumps(settings.to_dict())],
         name="example run",
         log_path=log,
         env={"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
@@ -172,15 +174,15 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _cached(number: int) -> Path:
-    settings = json.dumps([EXAMPLES[number].to_dict(), metadata.version("slime-bridge")], sort_keys=True)
-    name = f"example-{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
+    identity = json.dumps([EXAMPLES[number].to_dict(), metadata.version("slime-bridge")], sort_keys=True)
+    name = f"example-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     folder = cache_folder() / "runs" / name
     if not _is_complete(folder):
         started = time.monotonic()
         with _Display() as display:
             display.show("There is no run to look at yet, so a short one is trained now; this happens once.")
-            make_example(folder, number, show=display.show)
-            display.replace(f"trained a short run in {time.monotonic() - started:.0f} s: {folder}")
+            make_example(folder, EXAMPLES[number], show=display.show)
+            display.show(f"trained a short run in {time.monotonic() - started:.0f} s: {folder}")
     return folder
 
 
@@ -207,8 +209,6 @@ class _Display:
         else:
             self._handle.update({"text/plain": line}, raw=True)
 
-    replace = show
-
 
 def _in_notebook() -> bool:
     from IPython import get_ipython
@@ -219,7 +219,7 @@ def _in_notebook() -> bool:
 def _main(argv: list[str]) -> int:
     from analysis.lab.command import run_settings
 
-    return run_settings(EXAMPLES[int(argv[1])], Path(argv[0]))
+    return run_settings(LabSettings.from_dict(json.loads(argv[1])), Path(argv[0]))
 
 
 if __name__ == "__main__":
