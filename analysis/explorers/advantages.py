@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from analysis.errors import StatsError
 from analysis.explorers.lookup import GroupKey, RunTables
@@ -14,8 +15,7 @@ from analysis.stats._batches import Batch, batches
 from analysis.stats._columns import Floats, floats
 from analysis.stats._config import estimator_in_use
 from analysis.stats._frames import Frames
-from analysis.stats._tokens import TokenTable
-from analysis.stats.autopsy import Autopsy, autopsy
+from analysis.stats.autopsy import Autopsy, GroupInBatch, taken_apart
 from analysis.stats.recomputation import recompute
 from slime_bridge.advantages import checked_advantages
 from slime_bridge.errors import AdvantageError
@@ -74,7 +74,7 @@ def advantages_of_traces(state: SelectionState) -> tuple[Floats, str]:
         final, raw = floats(tables.traces, "advantage"), floats(tables.traces, "advantage_raw")
         found = np.where(np.isnan(final), raw, final)
         if len(found) and np.isnan(found).all():
-            return found, "no advantages were dumped; choose an estimator to compute them"
+            return found, "No advantages were dumped: choose an estimator to compute them."
         return found, ""
 
     def compute() -> tuple[Floats, str]:
@@ -122,7 +122,7 @@ def _computed(tables: RunTables, function: Callable[..., Any] | None) -> Floats:
 def _by_components(tables: RunTables, function: Callable[..., Any], components: tuple[str, ...]) -> Floats:
     values = np.full(len(tables.traces), np.nan)
     seen = set()
-    for batch in batches(tables.traces, sessions=tables.sessions, components=components):
+    for batch in _batches(tables, components):
         found = batch.rewards.components
         seen |= {name for name in components if np.isfinite(found[name]).any()}
         values[batch.rows] = checked_advantages(function, batch.rewards)
@@ -141,9 +141,10 @@ def prepare(tables: RunTables) -> None:
     trained_with(tables)
 
 
-def _batches(tables: RunTables) -> list[Batch]:
+def _batches(tables: RunTables, components: tuple[str, ...] = ()) -> list[Batch]:
     ready: list[Batch] = tables.once(
-        "batches", lambda: list(batches(tables.traces, sessions=tables.sessions))
+        ("batches", components),
+        lambda: list(batches(tables.traces, sessions=tables.sessions, components=components)),
     )
     return ready
 
@@ -158,7 +159,7 @@ def largest_by_group(tables: RunTables, advantages: Floats) -> Floats:
 
 
 def autopsy_of(state: SelectionState, key: GroupKey) -> Autopsy:
-    """Take a group apart under the selected estimator; only its rollout is looked at.
+    """Take a group apart under the selected estimator; its tokens are left out.
 
     Raises
     ------
@@ -175,33 +176,24 @@ def autopsy_of(state: SelectionState, key: GroupKey) -> Autopsy:
         if row is None:
             raise StatsError(f"the run has no {key.label()}")
         function = state.resolved_estimator() or trained_with(tables)
-        frames = _rollout_of(tables, row)
-        by, number = ("group", key.group) if key.group is not None else ("group_index", key.group_index)
-        if number is None:
-            raise StatsError("this group has no number: its files do not say enough to take it apart")
-        return autopsy(frames, number, function, by=by)
+        if getattr(function, "level", "trace") == "token":
+            raise StatsError(f"{function!r} gives numbers per token: an autopsy needs numbers per trace")
+        return taken_apart(_found(tables, row, function), function)
 
     found: Autopsy = per_estimator(state, "autopsy", key, make=compute)
     return found
 
 
-def _rollout_of(tables: RunTables, row: int) -> Frames:
-    """Return a group with the sessions and traces of its whole rollout: what an estimator sees at once."""
-    key = tables.group_keys[row]
-    groups = tables.groups
-    same = np.ones(len(groups), dtype=bool)
-    for name in ("run", "rollout_id", "evaluation"):
-        value = getattr(key, name)
-        column = groups[name]
-        same &= (column.isna() if value is None else (column == value).fillna(False)).to_numpy(dtype=bool)
-    chosen = np.flatnonzero(same)
-    sessions = np.flatnonzero(np.isin(tables.group_of_session, chosen))
-    traces = np.flatnonzero(np.isin(tables.group_of_trace, chosen))
-    return Frames(
-        {
-            "groups": groups.iloc[[row]],
-            "sessions": tables.sessions.iloc[sessions],
-            "traces": tables.traces.iloc[traces].reset_index(drop=True),
-            "tokens": TokenTable.empty(),
-        }
+def _found(tables: RunTables, row: int, function: Callable[..., Any]) -> GroupInBatch:
+    """Return a group with the batch of its rollout, looked up rather than searched for."""
+    table: pd.DataFrame = tables.once(
+        "placed_traces", lambda: tables.traces.assign(at_row=np.arange(len(tables.traces)))
     )
+    sessions = tables.sessions.iloc[np.flatnonzero(tables.group_of_session == row)]
+    sessions = sessions.sort_values(["position", "attempt"], kind="stable").reset_index(drop=True)
+    group = tables.groups.iloc[[row]]
+    for batch in _batches(tables, tuple(getattr(function, "components", ()))):
+        places = np.flatnonzero(tables.group_of_trace[batch.rows] == row)
+        if len(places):
+            return GroupInBatch(group, sessions, batch, table, places)
+    return GroupInBatch(group, sessions, None, table, np.zeros(0, dtype=np.int64))

@@ -36,11 +36,16 @@ _FATES = {
 }
 _CONTENT = re.compile(r'"content"\s*:\s*"((?:[^"\\]|\\.)*)')
 
+
+def _words(reason: str) -> str:
+    return reason.replace("_", " ")
+
+
 GROUP_COLUMNS = (
     Column("rollout_id", "rollout"),
-    Column("number", "group", "the scheduler's number, else Slime's"),
+    Column("number", "group", "the scheduler's number, else Slime's", write=str),
     Column("fate", "fate", "how it ended", "badge", badges=_FATES),
-    Column("reason", "reason", "why it was rejected, or why it went back", width=15),
+    Column("reason", "reason", "why it was rejected, or why it went back", width=21, write=_words),
     Column(
         "sessions",
         "complete",

@@ -79,7 +79,7 @@ def summary(state: SelectionState) -> Markup:
     if usable.any():
         parts.append(f"mean reward {rewarded[usable].mean():.3g} over {int(usable.sum()):,} usable sessions")
         flat = _without_spread(owner[usable], rewarded[usable], len(groups))
-        parts.append(f"{flat:,} groups whose rewards are all equal")
+        parts.append(f"{flat:,} group{'' if flat == 1 else 's'} without a difference in reward")
     return Markup('<p class="wb-note">{}</p>').format(" · ".join(parts))
 
 

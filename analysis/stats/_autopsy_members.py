@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,10 @@ _KINDS: dict[str, Any] = {
     "arithmetic": "string",
     "absent": "string",
 }
+_OF_SESSION = (
+    *("position", "trajectory", "session_id", "attempt", "status", "reward", "trainable_tokens"),
+    *("reason", "detail", "error", "early_stopped", "finished", "usable"),
+)
 _REASONS = {
     "missing": "the server returned no result for it",
     "malformed": "its result could not be decoded",
@@ -147,7 +152,8 @@ def members_of(
 
 def trajectory_frame(sessions: pd.DataFrame, members: Members, expected: int | None) -> pd.DataFrame:
     """Return one row per session of the group, per trajectory without a session, and per absent session."""
-    rows = [_from_session(sessions, place, members) for place in range(len(sessions))]
+    records = sessions[list(_OF_SESSION)].to_dict("records")
+    rows = [_from_session(record, place, members) for place, record in enumerate(records)]
     rows += [
         {**_numbers(members, place), "session_id": members.session_id[place]}
         for place in np.flatnonzero(members.session_row < 0).tolist()
@@ -164,8 +170,7 @@ def trajectory_frame(sessions: pd.DataFrame, members: Members, expected: int | N
     return frame.sort_values(["position", "trajectory"], kind="stable", ignore_index=True)
 
 
-def _from_session(sessions: pd.DataFrame, place: int, members: Members) -> dict[str, Any]:
-    row = sessions.iloc[place]
+def _from_session(row: Mapping[Any, Any], place: int, members: Members) -> dict[str, Any]:
     found = np.flatnonzero(members.session_row == place)
     base = {name: _plain(row[name]) for name in ("position", "trajectory", "session_id", "attempt", "status")}
     if not len(found):
@@ -215,7 +220,7 @@ def _arithmetic(numbers: dict[str, Any]) -> str:
     return f"({difference}) / {_short(spread)} = {_short(advantage)}"
 
 
-def absence(session: Any, *, took_part: bool) -> str:
+def absence(session: Mapping[Any, Any], *, took_part: bool) -> str:
     """Say why a session is not among those that are compared.
 
     Parameters

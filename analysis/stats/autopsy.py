@@ -27,6 +27,7 @@ from analysis.stats._batches import AnyEstimator, Batch, MissingReward, batches,
 from analysis.stats._columns import Floats, Ints, floats, integers, nullable, texts
 from analysis.stats._config import estimator_in_use
 from analysis.stats._frames import Frames, as_frames, group_rows
+from analysis.stats._tokens import TokenTable
 from slime_bridge.advantages import (
     GRPO,
     GSPO,
@@ -40,7 +41,7 @@ from slime_bridge.advantages import (
 )
 from slime_bridge.advantages.statistics import group_means, means_of_the_others
 
-__all__ = ["Autopsy", "autopsy"]
+__all__ = ["Autopsy", "GroupInBatch", "autopsy", "taken_apart"]
 
 
 def autopsy(
@@ -81,13 +82,59 @@ def autopsy(
     if getattr(function, "level", "trace") == "token":
         raise StatsError(f"{function!r} gives numbers per token: an autopsy needs numbers per trace")
     row = _find_group(_groups(frames), group, by, rollout_id, worker)
-    batch, table, rows = _batch_of(frames, row, function, missing_reward)
+    batch, table, places = _batch_of(frames, row, function, missing_reward)
+    found = GroupInBatch(row, sessions_of(frames, row), batch, table, places)
+    return taken_apart(found, function, frames.tokens_of)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupInBatch:
+    """One group, found: what belongs to it, and what an estimator sees with it.
+
+    Parameters
+    ----------
+    group
+        Its row of the table of groups.
+    sessions
+        Its rows of the table of sessions, by position.
+    batch
+        Of its rollout; None if nothing of the group takes part in any.
+    table
+        The traces that the batch counts in, with their rows in the whole table as ``at_row``.
+    places
+        Where the group's traces stand in the batch.
+    """
+
+    group: pd.DataFrame
+    sessions: pd.DataFrame
+    batch: Batch | None
+    table: pd.DataFrame
+    places: Ints
+
+
+def taken_apart(
+    found: GroupInBatch,
+    function: Callable[[RewardBatch], Any],
+    tokens: Callable[[Ints], TokenTable] = lambda rows: TokenTable.empty(),
+) -> Autopsy:
+    """Take a group apart that was found before.
+
+    Parameters
+    ----------
+    found
+        The group.
+    function
+        The estimator, on batches; it must give numbers per trace.
+    tokens
+        Gives the token arrays of some rows of the table of traces; none by default.
+    """
+    batch, table, sessions = found.batch, found.table, found.sessions
     steps = _Steps.of(function, batch.rewards) if batch is not None else None
-    traces, key = _trace_rows(table, rows, batch, steps)
-    sessions, expected = sessions_of(frames, row), expected_sessions(row)
+    traces, key = _trace_rows(table, found.places, batch, steps)
+    expected = expected_sessions(found.group)
     members = members_of(
         sessions,
-        table.iloc[batch.rows[rows]] if batch is not None else table.iloc[:0],
+        table.iloc[batch.rows[found.places]] if batch is not None else table.iloc[:0],
         key,
         {name: floats(traces, name) for name in ("baseline", "spread", "advantage")}
         | {"trainable": integers(traces, "trainable_tokens")},
@@ -96,13 +143,13 @@ def autopsy(
     )
     trajectories = trajectory_frame(sessions, members, expected)
     return Autopsy(
-        ids=_ids(row),
+        ids=_ids(found.group),
         estimator=repr(function),
         formula=str(getattr(function, "formula", "") or "given by the function itself"),
         facts=group_facts(trajectories, expected),
         trajectories=trajectories,
         traces=traces.drop(columns="row"),
-        tokens=_token_rows(frames, traces),
+        tokens=_token_rows(tokens, traces),
     )
 
 
@@ -238,9 +285,9 @@ def _trace_rows(
     return columns, key
 
 
-def _token_rows(frames: Frames, traces: pd.DataFrame) -> pd.DataFrame:
+def _token_rows(read: Callable[[Ints], TokenTable], traces: pd.DataFrame) -> pd.DataFrame:
     row_of = {int(row): place for place, row in enumerate(traces["row"])}
-    tokens = frames.tokens_of(np.array(list(row_of), dtype=np.int64))
+    tokens = read(np.array(list(row_of), dtype=np.int64))
     places = np.array([row_of[int(row)] for row in tokens.rows], dtype=np.int64)[tokens.response.owner]
     mask = tokens.learnt
     weight = floats(traces, "token_weight")

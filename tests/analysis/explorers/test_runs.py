@@ -131,5 +131,5 @@ class TestBrush:
         explorer = RunExplorer(small_run())
         explorer.chart.brush = [2, 2]
         assert "2 groups · 2 delivered · 0 rejected · 4 sessions" in explorer.text.value
-        assert "1 groups whose rewards are all equal" in explorer.text.value
+        assert "1 group without a difference in reward" in explorer.text.value
         explorer.close()
