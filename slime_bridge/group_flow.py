@@ -276,6 +276,7 @@ class GroupFlow:
             self._note_rejected(group, judged, rejected)
         else:
             self.scheduler.accept(group.group_id, judged, time.monotonic())
+            self.window.counters["output_queue_full_waits"] += self.scheduler.at_rest
             if undecided:
                 self._undecided[group.group_id] = group, judged
             else:

@@ -152,8 +152,6 @@ class Scheduler(Generic[P, R]):
         taken = queued + len(self._live[GroupState.IN_FLIGHT])
         held = len(self._live[GroupState.BUFFERED]) + len(self._live[GroupState.HANDED])
         deficit = target - taken - held
-        if deficit <= 0:
-            return 0
         deficit = -(-deficit // self.draw_quantum) * self.draw_quantum
         return max(0, min(deficit, self.max_groups - taken))
 
@@ -236,6 +234,13 @@ class Scheduler(Generic[P, R]):
 
     # Outcomes
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether, with a window, nothing runs or waits to run: all that calls have asked for is accepted."""
+        counts = self.counts(0.0)
+        under_way = counts.in_flight + counts.queued - counts.suspended
+        return self.window is not None and not under_way and not self.to_draw()
+
     def in_flight(self, group_id: int) -> bool:
         """Whether this group is in flight; a result for any other group changes nothing."""
         return group_id in self._live[GroupState.IN_FLIGHT]
@@ -302,9 +307,8 @@ class Scheduler(Generic[P, R]):
         """
         if self._call is None:
             return []
-        submitted = itertools.chain(
-            self._live[GroupState.BUFFERED].values(), self._live[GroupState.IN_FLIGHT].values()
-        )
+        states = (GroupState.BUFFERED, GroupState.IN_FLIGHT)
+        submitted = itertools.chain.from_iterable(self._live[state].values() for state in states)
         stale = [(g, lag) for g in submitted if (lag := self._lag(g)) > self.max_staleness]
         for group, _ in stale:
             self._move(group, GroupState.REJECTED, reason)
@@ -318,10 +322,14 @@ class Scheduler(Generic[P, R]):
         fresh = [g for g in self._live[GroupState.BUFFERED].values() if self._lag(g) <= self.max_staleness]
         if len(fresh) < call.wanted:
             return []
-        return [self._hand(group, call.rollout_id) for group in sorted(fresh, key=_by_id)[: call.wanted]]
+        batch = [Delivery.of(group, call.rollout_id) for group in sorted(fresh, key=_by_id)[: call.wanted]]
+        for delivery in batch:
+            self._move(delivery.group, GroupState.HANDED)
+        return batch
 
     def commit(self) -> int:
-        """Make what was handed out final; the result is the number of groups delivered."""
+        """Make what was handed out final and end the call; the result is the number of groups delivered."""
+        self._call = None
         handed = list(self._live[GroupState.HANDED].values())
         for group in handed:
             self._move(group, GroupState.DELIVERED)
@@ -375,11 +383,6 @@ class Scheduler(Generic[P, R]):
         if self._call is None or group.policy_version is None:
             raise RuntimeError("staleness is defined for submitted groups during a call")
         return self._call.rollout_id - group.policy_version
-
-    def _hand(self, group: Group[P, R], rollout_id: int) -> Delivery[P, R]:
-        delivery = Delivery.of(group, rollout_id)
-        self._move(group, GroupState.HANDED)
-        return delivery
 
     def _move(self, group: Group[P, R], after: GroupState, reason: str = "") -> None:
         before = group.state

@@ -109,6 +109,20 @@ class TestNormalRun:
         assert len(source.returned) == 4
         assert sorted(seen + source.returned + source.given_up) == source.drawn == list(range(44 + too_old))
 
+    def test_generation_that_waits_for_the_trainer_is_counted(self):
+        """Once all groups that were asked for are accepted, nothing starts before the next call."""
+        faults = [Fault("task_endless", instruction="prompt ([89]|1.)$")]
+        with (
+            serve_polar(script(*faults)) as polar,
+            running(polar, Source(), polar_fully_async=True) as worker,
+        ):
+            _, first = worker.collect(0)
+            polar.wait_until(lambda: worker.counts().buffered == 4)
+            _, second = worker.collect(1)
+        # The last of the eight may come before the first call has ended.
+        waits = [report.window.counters["output_queue_full_waits"] for report in (first, second)]
+        assert sum(waits) == 1
+
     def test_surplus_straggler_is_never_awaited(self):
         """One group that never ends must not hold up a call that has enough others."""
         faults = [Fault("task_endless", instruction="prompt 2$")]
