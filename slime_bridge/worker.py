@@ -320,7 +320,7 @@ class PolarWorker:
         if self._loop is not None:
             self._loop.cancel()
 
-    def stop(self, *, timeout: float = _STOP_SECONDS, give_back: bool = True) -> None:
+    def stop(self, *, timeout: float | None = None, give_back: bool = True) -> None:
         """End the worker: stop its tasks, return its unfinished prompts, close its journal.
 
         Harmless to repeat, and from any thread. A call that waits in another thread gets `WorkerStoppedError`
@@ -329,13 +329,13 @@ class PolarWorker:
         Parameters
         ----------
         timeout
-            Seconds that this may take.
+            Seconds that this may take, two if None.
         give_back
             Whether unfinished prompts go back to the data source; without it they are abandoned.
         """
         if self._pid != os.getpid():
             return
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + (_STOP_SECONDS if timeout is None else timeout)
         self.begin_stop()
         self._end_loop(deadline)
         if self._caller == threading.get_ident():

@@ -1,7 +1,19 @@
 """Settings shared by all tests."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 # A per-example deadline measures the machine's load, not the code; each test has a time limit of its own.
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_stops() -> Iterator[None]:
+    """Give workers more than production's two seconds for their end: other work may take up the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("slime_bridge.worker._STOP_SECONDS", 20.0)
+        patch.setattr("slime_bridge.evaluation.run._STOP_SECONDS", 20.0)
+        yield
