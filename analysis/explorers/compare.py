@@ -53,8 +53,8 @@ class CompareExplorer(Explorer):
         self._filling = False
         narrow = W.Layout(width="max-content")
         self.of = W.ToggleButtons(options=KINDS, value=of, style={"button_width": "max-content"})
-        self.first = W.Dropdown(layout=W.Layout(width="auto", max_width="26em"))
-        self.second = W.Dropdown(layout=W.Layout(width="auto", max_width="26em"))
+        self.first = W.Dropdown(layout=W.Layout(width="auto", max_width="19em"))
+        self.second = W.Dropdown(layout=W.Layout(width="auto", max_width="19em"))
         self.swap = W.Button(description="⇄", tooltip="Swap the two", layout=narrow)
         self.estimator = estimator_switch(self)
         self.numbers, self.texts = W.HTML(), W.HTML()
@@ -251,7 +251,7 @@ def _number(value: float) -> str:
         return "0"
     if value == round(value) and abs(value) < 1e12:
         return f"{value:,.0f}".replace("-", "−")
-    return f"{value:,.4g}".replace("-", "−")
+    return f"{value:,.3g}".replace("-", "−") if abs(value) < 1e-3 else f"{value:,.4g}".replace("-", "−")
 
 
 def _difference(value: float) -> str | Markup:

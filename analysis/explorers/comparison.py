@@ -121,7 +121,9 @@ def compare_frame(state: SelectionState, first: Part, second: Part) -> pd.DataFr
     for name in names:
         left, right = (side[name] for side in sides)
         if not np.isnan(left) or not np.isnan(right):
-            rows.append((name, _QUANTITIES[name][0], left, right, right - left))
+            unit = _QUANTITIES[name][0]
+            unit = _UNITS_OF_ONE.get(unit, unit) if first.kind == "session" else unit
+            rows.append((name, unit, left, right, right - left))
     frame = pd.DataFrame(rows, columns=["quantity", "unit", "first", "second", "difference"])
     frame = frame.astype({"quantity": "string", "unit": "string"})
     for name in ("first", "second", "difference"):
@@ -196,6 +198,7 @@ _QUANTITIES: Mapping[str, tuple[str, Callable[[_Columns], float]]] = MappingProx
         "time": ("s per session", lambda part: _mean(session_seconds(part.sessions))),
     }
 )
+_UNITS_OF_ONE = dict.fromkeys(("mean", "share", "sum", "per session"), "") | {"s per session": "s"}
 _ONLY_MANY = frozenset(
     {"groups", "groups rejected", "sessions", "reward spread", "advantage spread", "advantage, largest"}
 )

@@ -29,15 +29,15 @@ MOST_HITS = 5_000
 
 _REPORT_EVERY = 0.25  # seconds
 _COLUMNS = (
-    Column("session_id", "session", kind="id", width=24),
+    Column("session_id", "session", kind="id", width=20),
     Column("rollout_id", "rollout"),
     Column("where"),
     Column("turn"),
     Column("reward"),
     Column("hits", title="How often it is in this message"),
-    Column("before", "", kind="text", width=30),
-    Column("hit", kind="badge", width=24),
-    Column("after", "", kind="text"),
+    Column("before", kind="text", width=24),
+    Column("hit", kind="badge", width=18),
+    Column("after", kind="text"),
 )
 
 
@@ -57,6 +57,7 @@ class SearchExplorer(Explorer):
     def _build(self, *, query: str = "") -> W.DOMWidget:
         self._store = SearchTexts(self.state.run)
         self._search: _Search | None = None
+        self._shown: list[Hit] = []
         narrow = {"indent": False, "layout": W.Layout(width="max-content")}
         self.query = W.Text(
             value=query or self.state.query,
@@ -196,8 +197,10 @@ class SearchExplorer(Explorer):
 
     def _show(self, hits: list[Hit], looked: int, total: int, state: str) -> None:
         shown = hits[:MOST_HITS]
-        chosen = [place for place in self.hits.selected if place < len(shown)]
-        self.hits.set_frame(hits_frame(self.state.tables, shown), _COLUMNS, chosen)
+        if shown != self._shown:  # the table stands still while nothing is found
+            chosen = [place for place in self.hits.selected if place < len(shown)]
+            self.hits.set_frame(hits_frame(self.state.tables, shown), _COLUMNS, chosen)
+            self._shown = shown
         sessions = len({hit.session for hit in shown})
         parts = [f"{_count(len(shown), 'hit')} in {_count(sessions, 'session')}"]
         parts = parts if self.query.value.strip() else []
@@ -275,7 +278,7 @@ class _Search:
             return list(self._found), self._looked
 
     def _run(self, deliver: Callable[[_Search], None]) -> None:
-        told = time.monotonic()
+        told, pause = time.monotonic(), _REPORT_EVERY
         try:
             for looked, hits in self._results():
                 with self._lock:
@@ -284,8 +287,8 @@ class _Search:
                     full = len(self._found) > MOST_HITS
                 if full or self._stopped.is_set():
                     break
-                if time.monotonic() - told > _REPORT_EVERY:
-                    told = time.monotonic()
+                if time.monotonic() - told > pause:
+                    told, pause = time.monotonic(), 1.5 * pause  # showing many hits takes longer than few
                     deliver(self)
         except Exception as exc:  # it belongs to who asked, and is raised there
             self.error = exc

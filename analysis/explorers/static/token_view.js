@@ -28,8 +28,10 @@ function bytes(view) {
   return view.buffer ? new Uint8Array(view.buffer, view.byteOffset, view.byteLength) : new Uint8Array(view);
 }
 
+const NUMBERS = new Intl.NumberFormat("en-US"); // made once: toLocaleString makes one each time
+
 function count(number, word) {
-  return `${number.toLocaleString("en-US")} ${word}${number === 1 ? "" : "s"}`;
+  return `${NUMBERS.format(number)} ${word}${number === 1 ? "" : "s"}`;
 }
 
 let views = 0;
@@ -103,6 +105,7 @@ function render({ model, el }) {
   let timer = 0;
   let painting = 0;
   let width = 0;
+  let height = 0; // pixels of the part in sight; asking the browser after a change would make it lay out all anew
   let closed = false;
 
   // Layout
@@ -143,10 +146,11 @@ function render({ model, el }) {
     for (const node of drawn.values()) node.remove();
     drawn = new Map();
     const wanted = model.get("lines_in_sight");
-    scroll.style.height = `${Math.min(wanted, Math.max(lines.length - 1, 3)) * LINE + 8}px`;
+    height = Math.min(wanted, Math.max(lines.length - 1, 3)) * LINE + 8;
+    scroll.style.height = `${height}px`;
     if (total && top) scroll.scrollTop = lineOf[top] * LINE;
-    paint();
     paintMap();
+    paint();
   }
 
   // Pages of text
@@ -207,16 +211,17 @@ function render({ model, el }) {
     return node;
   }
 
-  function inSight() {
-    const first = Math.max(0, Math.floor(scroll.scrollTop / LINE) - MARGIN);
-    const last = Math.min(lines.length - 1, Math.ceil((scroll.scrollTop + scroll.clientHeight) / LINE) + MARGIN);
+  function inSight(top) {
+    const first = Math.max(0, Math.floor(top / LINE) - MARGIN);
+    const last = Math.min(lines.length - 1, Math.ceil((top + height) / LINE) + MARGIN);
     return [first, last];
   }
 
   function paint() {
     painting = 0;
     if (closed) return;
-    const [first, last] = inSight();
+    const top = scroll.scrollTop;
+    const [first, last] = inSight(top);
     for (const [line, node] of drawn) {
       if (line < first || line >= last) {
         node.remove();
@@ -233,7 +238,7 @@ function render({ model, el }) {
       }
     }
     space.append(...added);
-    paintFrame();
+    paintFrame(top);
   }
 
   function soon() {
@@ -271,7 +276,6 @@ function render({ model, el }) {
   }
 
   function paintMap() {
-    const height = scroll.clientHeight;
     const sharp = window.devicePixelRatio || 1;
     canvas.width = (2 * RAIL + 3) * sharp;
     canvas.height = Math.max(1, height * sharp);
@@ -279,12 +283,11 @@ function render({ model, el }) {
     const pen = canvas.getContext("2d");
     if (!pen) return;
     pen.scale(sharp, sharp);
-    strip(pen, 0, mask, paletteOf("mask"), height);
-    strip(pen, RAIL + 3, levels, paletteOf(current().scale), height);
-    paintFrame();
+    strip(pen, 0, mask, paletteOf("mask"));
+    strip(pen, RAIL + 3, levels, paletteOf(current().scale));
   }
 
-  function strip(pen, left, values, palette, height) {
+  function strip(pen, left, values, palette) {
     const rows = Math.max(1, Math.floor(height / 2));
     const amount = lines.length - 1;
     const tally = new Uint32Array(16);
@@ -305,10 +308,9 @@ function render({ model, el }) {
     }
   }
 
-  function paintFrame() {
+  function paintFrame(top) {
     const whole = Math.max(1, (lines.length - 1) * LINE + 8);
-    const height = scroll.clientHeight;
-    frame.style.top = `${(scroll.scrollTop / whole) * height}px`;
+    frame.style.top = `${(top / whole) * height}px`;
     frame.style.height = `${Math.max(6, Math.min(1, height / whole) * height)}px`;
     frame.hidden = whole <= height;
   }
@@ -316,7 +318,7 @@ function render({ model, el }) {
   function mapTo(event) {
     const box = canvas.getBoundingClientRect();
     const share = Math.min(1, Math.max(0, (event.clientY - box.top) / Math.max(1, box.height)));
-    scroll.scrollTop = share * ((lines.length - 1) * LINE) - scroll.clientHeight / 2;
+    scroll.scrollTop = share * ((lines.length - 1) * LINE) - height / 2;
   }
 
   // Overlays
@@ -388,13 +390,14 @@ function render({ model, el }) {
 
   function reveal(token) {
     const top = lineOf[token] * LINE;
-    if (top < scroll.scrollTop) scroll.scrollTop = Math.max(0, top - LINE);
-    else if (top + 2 * LINE > scroll.scrollTop + scroll.clientHeight) scroll.scrollTop = top + 2 * LINE + 8 - scroll.clientHeight;
+    const now = scroll.scrollTop;
+    if (top < now) scroll.scrollTop = Math.max(0, top - LINE);
+    else if (top + 2 * LINE > now + height) scroll.scrollTop = top + 2 * LINE + 8 - height;
     paint();
   }
 
   function centre(token) {
-    scroll.scrollTop = Math.max(0, lineOf[token] * LINE - scroll.clientHeight / 3);
+    scroll.scrollTop = Math.max(0, lineOf[token] * LINE - height / 3);
     paint();
   }
 
@@ -445,7 +448,7 @@ function render({ model, el }) {
 
   function onKey(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || !total) return;
-    const screen = Math.max(1, Math.floor(scroll.clientHeight / LINE) - 1);
+    const screen = Math.max(1, Math.floor(height / LINE) - 1);
     const extend = event.shiftKey && event.key.length > 1;
     const moves = {
       ArrowLeft: () => cursor - 1, ArrowRight: () => cursor + 1, ArrowUp: () => vertical(-1), ArrowDown: () => vertical(1),
