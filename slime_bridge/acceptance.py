@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from slime_bridge._display import pairs_html
 from slime_bridge.adapter import SessionReason
 from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
 
@@ -36,7 +37,7 @@ class RejectReason(StrEnum):
     FAILED_TASK = "failed_task"
     """Every session failed, and none left a trace."""
     LOGPROB_ERROR = "logprob_error"
-    """Masks or logprobs are unusable in so many sessions that the rest is not enough."""
+    """Masks or logprobs are unusable in too many sessions."""
     NO_TOKEN_IDS = "no_token_ids"
     """Sessions completed, but the engine or the router gave no token ids."""
     MISSING_REWARD = "missing_reward"
@@ -113,11 +114,28 @@ class GroupNumbers:
         return not self.trainable_tokens or (missed and self.complete_usable + lost >= self.required)
 
 
+_MEANINGS = {
+    RejectReason.FAILED_TASK: "Every session failed, and none left a trace.",
+    RejectReason.LOGPROB_ERROR: "Masks or logprobs are unusable in too many sessions.",
+    RejectReason.NO_TOKEN_IDS: "Sessions completed, but the engine or the router gave no token ids.",
+    RejectReason.MISSING_REWARD: "Rewards are missing in too many sessions.",
+    RejectReason.ZERO_TRAINABLE: "No session has a token to train on.",
+    RejectReason.LOW_COMPLETE_FRACTION: "Too few sessions completed with a token to train on.",
+    RejectReason.FILTERED: "The trainer's dynamic filter dropped it.",
+    RejectReason.ALL_WRONG: "Pruned from a complete batch: none of its sessions succeeded.",
+    RejectReason.ALL_CORRECT: "Pruned from a complete batch: all of its sessions succeeded.",
+    RejectReason.TOO_STALE: "The policy that sampled it is older than the bound.",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """The group may be trained on."""
 
     numbers: dict[str, Any]
+
+    def _repr_html_(self) -> str:
+        return pairs_html("Accepted", "the group may be trained on", _shown(self.numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +144,9 @@ class Rejected:
 
     reason: RejectReason
     numbers: dict[str, Any]
+
+    def _repr_html_(self) -> str:
+        return pairs_html("Rejected", self.reason, _shown(self.numbers), _MEANINGS[self.reason])
 
 
 PREDICATES: tuple[tuple[RejectReason, Callable[[GroupNumbers], bool]], ...] = (
@@ -159,6 +180,10 @@ def judge(conversion: GroupConversion, *, settings: AcceptanceSettings) -> Accep
 def too_stale(staleness: int, max_staleness: int) -> Rejected:
     """Return the verdict on a group that is older than the bound, both in rollouts."""
     return Rejected(RejectReason.TOO_STALE, {"staleness": staleness, "max_staleness": max_staleness})
+
+
+def _shown(numbers: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(name.replace("_", " "), value) for name, value in numbers.items()]
 
 
 def _count(sessions: list[SessionOutcome], settings: AcceptanceSettings) -> GroupNumbers:

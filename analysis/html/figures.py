@@ -11,8 +11,10 @@ import io
 import sys
 from collections.abc import Callable
 
+import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from PIL import Image
 
@@ -97,19 +99,21 @@ def _image(drawn: Figure | Axes, alt: str, shown: str) -> Markup:
 
 
 def _png(whole: Figure, sharpness: float) -> bytes:
-    raw, small = io.BytesIO(), io.BytesIO()
     # Ticks are made when they are drawn, in the settings of that moment.
     chosen = theme_under(whole.axes[0]) if whole.axes else current_theme()
     try:
         with theme(chosen.name):
-            whole.savefig(raw, format="png", dpi=PIXELS_PER_INCH * sharpness, facecolor="auto")
+            whole.set_dpi(PIXELS_PER_INCH * sharpness)
+            # Not savefig, which draws twice where there is a layout to find.
+            canvas = FigureCanvasAgg(whole)
+            canvas.draw()
+            image = Image.fromarray(np.asarray(canvas.buffer_rgba()))
     finally:
         _close(whole)
-    with Image.open(raw) as image:
-        # An octree keeps the greys of antialiased text; dithering would only add noise to flat areas.
-        reduced = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-        reduced.save(small, format="png", optimize=True)
-    return min(raw.getvalue(), small.getvalue(), key=len)
+    small = io.BytesIO()
+    # An octree keeps the greys of antialiased text; dithering would only add noise to flat areas.
+    image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, format="png", compress_level=9)
+    return small.getvalue()
 
 
 def _whole(drawn: Figure | Axes) -> Figure:

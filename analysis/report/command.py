@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-content", action="store_true", help="leave out what users, tasks and models wrote"
     )
+    parser.add_argument(
+        "--no-figures", action="store_true", help="draw nothing, which takes most of the time"
+    )
     parser.add_argument("--no-emails", action="store_true", help="mask e-mail addresses too")
 
 
@@ -38,7 +41,11 @@ def run(options: argparse.Namespace) -> int:
         if options.compare is not None:
             other = load_from(argparse.Namespace(**{**vars(options), "paths": [options.compare]}))
         written = loaded.report(
-            options.out, compare=other, content=not options.no_content, emails=not options.no_emails
+            options.out,
+            compare=other,
+            content=not options.no_content,
+            emails=not options.no_emails,
+            figures=not options.no_figures,
         )
     except (AnalysisError, OSError, ValueError) as error:
         return report_failure("report", error)

@@ -154,7 +154,9 @@ def settings_frame(first: Measures, second: Measures, redactor: Redactor) -> pd.
     return pd.DataFrame(rows, columns=["setting", "first", "second"], dtype="string")
 
 
-def comparison_section(first: Measures, second: Measures, redactor: Redactor) -> Section:
+def comparison_section(
+    first: Measures, second: Measures, redactor: Redactor, *, figures: bool = True
+) -> Section:
     """Return a section that sets a second run beside the first."""
     names = [measures.run.names[0] for measures in (first, second)]
     labels = {"first": names[0], "second": names[1] if names[1] != names[0] else f"{names[1]} (second)"}
@@ -173,13 +175,13 @@ def comparison_section(first: Measures, second: Measures, redactor: Redactor) ->
     if len(settings):
         parts.append(table(settings, caption="Settings that differ", labels=labels))
     tables = Markup('<div class="rp-tables">{}</div>').format(Markup("").join(parts))
-    figures = Markup("").join(_pairs(first, second, labels, redactor))
+    pairs = Markup("").join(_pairs(first, second, labels, redactor)) if figures else Markup("")
     intro = (
         "Differences are second minus first, each prompt counted once. An interval without 0 is a "
         "difference; where "
         "it holds 0, what is smaller than “detectable” may have been missed."
     )
-    return Section("comparison", f"Compared with {labels['second']}", intro, tables + figures)
+    return Section("comparison", f"Compared with {labels['second']}", intro, tables + pairs)
 
 
 def _rounded(value: float) -> str:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from analysis import plots
-from analysis.html.figures import themed_figure
+from analysis.html.figures import figure
 from analysis.report.measures import Measures
 from analysis.report.redaction import Redactor
 from analysis.stats._columns import flags, floats, nullable, texts
@@ -64,11 +64,14 @@ def figure_html(spec: FigureSpec, measures: Measures, redactor: Redactor) -> Mar
     frame = redactor.drawn(spec.frame(measures))
     if frame.empty:
         return None
-    ax = spec.draw(frame)
-    if any(text.get_text() in _NOTHING for text in ax.texts):
+    with plots.theme("paper"):
+        light = spec.draw(frame)
+    if any(text.get_text() in _NOTHING for text in light.texts):
         return None
+    with plots.theme("dark"):
+        dark = spec.draw(frame)
     caption = Markup("<strong>{}</strong> {}").format(spec.question, spec.reading)
-    return themed_figure(lambda: spec.draw(frame), alt=spec.words(frame), caption=caption)
+    return figure(light, dark=dark, alt=spec.words(frame), caption=caption)
 
 
 def _course(what: str, column: str, form: str, frame: pd.DataFrame) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -74,6 +74,7 @@ def write_report(
     compare: Any = None,
     content: bool = True,
     emails: bool = True,
+    figures: bool = True,
     progress: bool | None = None,
 ) -> Written:
     """Write a run as one HTML file.
@@ -90,6 +91,8 @@ def write_report(
         Whether texts of users, tasks and models may be in it.
     emails
         Whether e-mail addresses may be in it. Credentials never are.
+    figures
+        Whether to draw them; a page without is made in a fraction of the time.
     progress
         Whether to show what is being computed; by default where somebody watches.
 
@@ -106,10 +109,10 @@ def write_report(
         measures = Measures(run)
         step("findings")
         found = find(measures, RULES)
-        sections, drawn = _sections(measures, redactor, step)
+        sections, drawn = _sections(measures, redactor, figures, step)
         if compare is not None:
             step("comparison")
-            sections.insert(0, comparison_section(measures, Measures(compare), redactor))
+            sections.insert(0, comparison_section(measures, Measures(compare), redactor, figures=figures))
         sections.insert(0, findings_section(found, redactor, drawn))
         step("page")
         data = _page(measures, found, sections, redactor).encode("utf-8")
@@ -131,11 +134,11 @@ def _check(run: Any) -> None:
 
 
 def _sections(
-    measures: Measures, redactor: Redactor, step: Callable[[str], None]
+    measures: Measures, redactor: Redactor, figures: bool, step: Callable[[str], None]
 ) -> tuple[list[Section], set[str]]:
     drawn: set[str] = set()
     made: list[Section | None] = []
-    for spec in SECTIONS:
+    for spec in SECTIONS if figures else [replace(spec, figures=()) for spec in SECTIONS]:
         step(spec.title.lower())
         made.append(plain_section(spec, measures, redactor, drawn))
     step("sessions")

@@ -7,6 +7,7 @@ import pandas as pd
 
 from analysis.stats._columns import Bools, Floats, Ints, flags, floats, nullable, sums, texts
 from analysis.stats._frames import Frames, session_rows
+from analysis.stats._numbers import weighted_mean
 from analysis.stats.lag import Lag
 from analysis.stats.prompts import ZeroSignal
 from analysis.stats.timing import Timing
@@ -37,7 +38,7 @@ def rollout_series(frames: Frames, lag: Lag, signal: ZeroSignal, timing: Timing)
         deviation of their rewards), ``zero_share`` (of delivered groups, without signal); ``lag``,
         ``in_flight``, ``in_queue`` (means, rollouts), ``bound``; ``failed_share`` (of attempted sessions:
         error, timeout or no result), ``timeout_share``; ``cut_share`` (of real traces: ended for length);
-        ``trainable_share`` (of response tokens, weighted over traces as if the mix of turns had not changed);
+        ``trainable_share`` (of response tokens, each trace set against all traces of as many turns);
         ``mismatch`` (mean absolute difference of the trainer's and the sampler's logprob, nats per token);
         ``sequence_ess`` (share of traces that is left as effective sample); ``tokens`` (response tokens per
         trace); ``wait_share`` (of the step, the trainer waited).
@@ -137,23 +138,19 @@ def _mean(
 
 
 def _standardised(owner: Ints, count: int, share: Floats, turns: Floats, tokens: Floats) -> Floats:
-    """Return the mean share per rollout as if each rollout had the run's mix of turns per trace.
+    """Return the mean share per rollout, each trace set against all traces of as many turns.
 
     Agents that need fewer turns see fewer tool results, which changes the share of sampled tokens without
     anything being wrong with the mask.
     """
     kind = np.where(np.isnan(turns), 0, np.clip(turns, 0, _MOST_TURNS)).astype(np.int64)
     there = ~np.isnan(share) & (owner >= 0)
-    weight = np.where(there, tokens, 0.0)
-    whole = np.bincount(kind, weights=weight, minlength=_MOST_TURNS + 1)
-    value, held = np.zeros(count), np.zeros(count)
-    for number in np.flatnonzero(whole):
-        mean = _mean(owner, count, share, kind == number, tokens)
-        seen = ~np.isnan(mean)
-        value[seen] += whole[number] * mean[seen]
-        held[seen] += whole[number]
-    result: Floats = np.divide(value, held, out=np.full(count, np.nan), where=held > 0)
-    return result
+    if not there.any():
+        return np.full(count, np.nan)
+    usual = _mean(kind, _MOST_TURNS + 1, share, there, tokens)
+    return _mean(
+        owner, count, share - usual[kind] + weighted_mean(share[there], tokens[there]), there, tokens
+    )
 
 
 def _sequence_ess(owner: Ints, count: int, log_ratio: Floats) -> Floats:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from markupsafe import Markup
+
+from analysis.html import scoped, table, template
 
 __all__ = ["Autopsy"]
 
@@ -23,6 +24,15 @@ _TRACES = (
     "pull",
 )
 _MAX_TEXT = 200
+_PAGE = template(
+    """
+<p class="wb-title">{{ title }}</p>
+<p>{{ facts }}<br><code>{{ estimator }}</code>: {{ formula }}</p>
+{% for table in tables %}
+<div class="wb-block">{{ table }}</div>
+{% endfor %}
+"""
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,18 +107,31 @@ def _text(autopsy: Autopsy) -> str:
 
 
 def _html(autopsy: Autopsy) -> str:
-    """Return the arithmetic as an HTML fragment without scripts or outside resources."""
+    """Return the arithmetic as HTML that brings its own style."""
     absent = autopsy.trajectories[~autopsy.trajectories["counted"].fillna(False).to_numpy(dtype=bool)]
     counted = autopsy.trajectories.drop(index=absent.index)
-    parts = [
-        f"<h4>{_escaped(_title(autopsy))}</h4>",
-        f"<p>{_escaped(_facts(autopsy))}<br><code>{_escaped(autopsy.estimator)}</code>: "
-        f"{_escaped(autopsy.formula)}</p>",
-        _table(counted, (*_SHOWN, "arithmetic"), "Trajectories that are compared"),
-        _table(absent, ("position", "session_id", "status", "absent"), "Absent, and why"),
-        _table(autopsy.traces, _TRACES, "Traces"),
-    ]
-    return '<div class="autopsy">' + "".join(parts) + "</div>"
+    tables = (
+        (counted, (*_SHOWN, "arithmetic"), "Trajectories that are compared"),
+        (absent, ("position", "session_id", "status", "absent"), "Absent, and why"),
+        (autopsy.traces, _TRACES, "Traces"),
+    )
+    return str(
+        scoped(
+            Markup(
+                _PAGE.render(
+                    title=_title(autopsy),
+                    facts=_facts(autopsy),
+                    estimator=autopsy.estimator,
+                    formula=autopsy.formula,
+                    tables=[
+                        table(frame, columns=names, caption=caption)
+                        for frame, names, caption in tables
+                        if len(frame)
+                    ],
+                )
+            )
+        )
+    )
 
 
 def _title(autopsy: Autopsy) -> str:
@@ -130,20 +153,6 @@ def _facts(autopsy: Autopsy) -> str:
     )
 
 
-def _table(frame: pd.DataFrame, names: Sequence[str], caption: str) -> str:
-    if frame.empty:
-        return ""
-    head = "".join(f'<th scope="col">{_escaped(name.replace("_", " "))}</th>' for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_escaped(_cell(row[name]))}</td>" for name in names) + "</tr>"
-        for row in frame.to_dict("records")
-    )
-    return (
-        f"<table><caption>{_escaped(caption)}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table>"
-    )
-
-
 def _cell(value: Any) -> str:
     if value is None or value is pd.NA or value != value:
         return "?"
@@ -151,7 +160,3 @@ def _cell(value: Any) -> str:
         return f"{value:.4g}"
     text = "".join(c if c.isprintable() else "·" for c in str(value))
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text, quote=True)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from slime_bridge.redaction import redact
+from slime_bridge._display import pairs_html
+from slime_bridge.redaction import names_a_secret, redact
 
 __all__ = ["BarrierSettings", "PolarSlimeConfig", "RewardSettings"]
 
@@ -149,6 +150,13 @@ class PolarSlimeConfig:
         values |= {"max_staleness": self.max_staleness, "fingerprint": self.fingerprint}
         return {name: _shown(name, value) for name, value in values.items()}
 
+    def _repr_html_(self) -> str:
+        values = self.describe()
+        usual = {item.name: item.default for item in dataclasses.fields(self)}
+        changed = [(k, v) for k, v in values.items() if k not in usual or v != _shown(k, usual[k])]
+        note = "values that differ from their defaults, and what follows from them; describe() has all"
+        return pairs_html("Configuration of the bridge", values["fingerprint"], changed, note)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RewardSettings:
@@ -212,6 +220,5 @@ def _shown(name: object, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_shown(name, item) for item in value]
     if isinstance(value, str):
-        names_a_secret = redact(f"{name}: value").endswith("***")
-        return "***" if names_a_secret else redact(value)
+        return "***" if names_a_secret(str(name)) else redact(value)
     return value if value is None or isinstance(value, bool | int | float) else repr(value)

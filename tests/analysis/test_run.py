@@ -194,5 +194,5 @@ def test_html_shows_names_and_problems_escaped(tmp_path: Path) -> None:
     assert "&lt;b&gt;DONE" in html
     assert "<script" not in html
     assert "1 problem (" in html
-    assert html.count("<table") == html.count("</table>") == 1
+    assert html.count("<dl") == html.count("</dl>") == 1
     assert html.count("<div") == html.count("</div>")
