@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from slime_bridge import config as config_module
+from slime_bridge.config import keys as config_module
 from slime_bridge._launch import arguments
 from slime_bridge._reference import render_keys
 from slime_bridge._stand_in import Sample

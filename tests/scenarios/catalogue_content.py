@@ -339,7 +339,7 @@ EVALUATIONS = (
         what="One evaluated task never ends.",
         faults=[Fault("task_endless", instruction="prompt 0$")],
         profile=_GOOD,
-        settings={"polar_group_timeout": 1.5},
+        settings={"polar_group_timeout": 2.5},
         evaluation=4,
         outcome=Outcome(delivered=(4,), metrics={f"{_SHELF}reward_mean": 0.75}),
     ),

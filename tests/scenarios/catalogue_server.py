@@ -40,7 +40,7 @@ AWAY = (
         name="restart",
         what="The server restarts when the fourth task comes, and has forgotten the others.",
         faults=[Fault("restart", tasks=[3])],
-        profile=SessionProfile(duration=0.3),
+        profile=SessionProfile(duration=1.5),
         outcome=Outcome(submits=(5, 8), within=15),
     ),
     Scenario(

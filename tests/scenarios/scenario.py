@@ -21,7 +21,7 @@ SESSIONS = 2
 QUICK = SessionProfile(duration=0.02)
 """Ordinary sessions: over at once, reward 0 or 1."""
 
-LONG = SessionProfile(duration=60.0)
+LONG = SessionProfile(duration=600.0)
 """Sessions that outlast every scenario."""
 
 Count = float | tuple[float, float]

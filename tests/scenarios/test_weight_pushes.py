@@ -1,4 +1,4 @@
-"""A hundred weight pushes under load on the embedded stack, with and without the barrier.
+"""Weight pushes under load on the embedded stack, with and without the barrier: ten, and a hundred.
 
 Engine, router, gateways and hook are the real ones; a push does what Slime's does: pause (which aborts),
 flush, load, continue. Each whole turn has the same number of tokens, so a turn that was cut is known without
@@ -24,9 +24,9 @@ from slime_bridge.rollout import generate_rollout_polar_async, stop_global_worke
 from tests.scenarios.push_agent import TURN_TOKENS
 from tests.slime_bridge.rollouts import Source, make_args
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
-PUSHES = 100
+PUSHES = pytest.mark.parametrize("pushes", [10, pytest.param(100, marks=pytest.mark.slow)])
 AGENT = {"import_path": "tests.scenarios.push_agent:EvenTurns", "model_name": "policy"}
 
 
@@ -88,7 +88,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def train(
-    stack: Stack, push: Callable[[int], int], *, pushes: int = PUSHES, **settings: Any
+    stack: Stack, push: Callable[[int], int], *, pushes: int, **settings: Any
 ) -> tuple[list[Any], list[tuple[int, int]]]:
     """Alternate rollouts and pushes, as a trainer does; sessions of later rollouts are in flight meanwhile.
 
@@ -132,8 +132,9 @@ def is_whole(sample: Any) -> bool:
     return sample.response_length == TURN_TOKENS
 
 
-def test_with_the_barrier_no_turn_is_ever_cut(stack: Stack) -> None:
-    """Behind closed gates the engine is idle at each of a hundred pushes, and every turn is whole."""
+@PUSHES
+def test_with_the_barrier_no_turn_is_ever_cut(stack: Stack, pushes: int) -> None:
+    """Behind closed gates the engine is idle at each push, and every turn is whole."""
 
     def push(version: int) -> int:
         generate_rollout_polar_async.pause_for_weight_update(stack.polar.url)
@@ -142,25 +143,27 @@ def test_with_the_barrier_no_turn_is_ever_cut(stack: Stack) -> None:
         finally:
             generate_rollout_polar_async.resume_after_weight_update(stack.polar.url)
 
-    samples, running = train(stack, push)
+    samples, running = train(stack, push, pushes=pushes)
     assert not any(gateway.paused for gateway in stack.polar.gateways.values())
-    assert [then for _, then in running] == [0] * PUSHES
-    assert sum(due > 0 for due, _ in running) >= PUSHES / 2, "there was work to wait for"
-    assert len(samples) >= PUSHES
+    assert [then for _, then in running] == [0] * pushes
+    assert sum(due > 0 for due, _ in running) >= pushes / 2, "there was work to wait for"
+    assert len(samples) >= pushes
     assert all(is_whole(sample) and trainable(sample) == TURN_TOKENS for sample in samples)
 
 
-def test_without_the_barrier_cut_turns_are_never_trained_on(stack: Stack) -> None:
-    """A hundred pushes cut many turns; each of them is masked, and whole ones are trained on in full."""
-    samples, running = train(stack, stack.push)
+@PUSHES
+def test_without_the_barrier_cut_turns_are_never_trained_on(stack: Stack, pushes: int) -> None:
+    """Pushes cut many turns; each of them is masked, and whole ones are trained on in full."""
+    samples, running = train(stack, stack.push, pushes=pushes)
     cut = [sample for sample in samples if not is_whole(sample)]
     whole = [sample for sample in samples if is_whole(sample)]
-    assert sum(then > 0 for _, then in running) >= PUSHES / 2, "pushes came while the engine was at work"
-    assert len(cut) > 10
+    assert sum(then > 0 for _, then in running) >= pushes / 2, "pushes came while the engine was at work"
+    assert len(cut) > pushes / 10
     assert [trainable(sample) for sample in cut] == [0] * len(cut)
     assert {trainable(sample) for sample in whole} == {TURN_TOKENS}
 
 
+@pytest.mark.slow
 def test_without_the_barrier_and_with_keep_the_cut_turns_are_there(stack: Stack) -> None:
     """The premise of the test above: what is masked there would be trained on otherwise."""
     samples, _ = train(stack, stack.push, pushes=20, polar_aborted_turns="keep")
