@@ -247,6 +247,10 @@ class RunProgress:
 
     # What comes out
 
+    def tasks_under_way(self) -> list[str]:
+        """Return the ids of the tasks that have no result yet, in the order of their submits."""
+        return list(self._tasks)
+
     def snapshot(self) -> Snapshot:
         """Return the present state."""
         stages: Counter[str] = Counter()

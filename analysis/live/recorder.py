@@ -83,6 +83,11 @@ class Recorder(EventLog):
         """Response tokens so far."""
         return self._progress.tokens
 
+    def tasks_under_way(self) -> list[str]:
+        """Return the ids of the tasks that have no result yet, oldest first."""
+        with self._lock:
+            return self._progress.tasks_under_way()
+
     def snapshot(self) -> Snapshot:
         """Return the present state."""
         with self._lock:

@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from analysis.live.event_stream import follow_events
+from analysis.live.event_stream import follow_events, list_sessions, task_sessions_path
 from slime_bridge.callbacks import CallbackListener
 from slime_bridge.client import PolarClient, connection_limits
 from slime_bridge.collect import Collector
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_GATEWAY_STREAMS = 16
 _LISTING_SECONDS = 5.0
+_ASK_SECONDS = 2.0
+_ASKED_TASKS = 32
 # In a notebook somebody waits in front of the screen, and few tasks are watched.
 _SCHEDULE = PollSchedule(first=0.5, factor=1.5, max_interval=5.0, min_gap=0.25)
 
@@ -116,11 +118,39 @@ async def watch_events(
     take: Callable[[dict[str, Any]], None],
     *,
     headers: Mapping[str, str],
+    under_way: Callable[[], Sequence[str]],
 ) -> None:
-    """Follow the server's event stream, and those of its gateways, which tell more, until cancelled."""
+    """Tell where sessions are, until cancelled: by the event streams of the server and of its gateways.
+
+    Gateways tell more than their server, and are asked once for what happened before. A server that has no
+    stream is asked again and again.
+
+    Parameters
+    ----------
+    client, config
+        The server.
+    take
+        Called with each event.
+    headers
+        Sent along.
+    under_way
+        Returns the ids of the tasks that are looked after.
+    """
     follow = partial(follow_events, take=take, headers=headers, trust_env=config.trust_env)
+    ask = partial(list_sessions, take=take, headers=headers, trust_env=config.trust_env)
+
+    async def follow_server() -> None:
+        await follow(config.rollout_url)
+        while True:
+            await ask(config.rollout_url, map(task_sessions_path, under_way()[:_ASKED_TASKS]))
+            await anyio.sleep(_ASK_SECONDS)
+
+    async def follow_gateway(url: str) -> None:
+        await ask(url, ["/sessions"])
+        await follow(url)
+
     async with anyio.create_task_group() as streams:
-        streams.start_soon(follow, config.rollout_url)
+        streams.start_soon(follow_server)
         nodes: Sequence[NodeInfo] = ()
         with anyio.move_on_after(_LISTING_SECONDS):
             try:
@@ -128,4 +158,4 @@ async def watch_events(
             except BridgeError as error:
                 logger.debug("The gateways are not known: %s", error)
         for node in nodes[:_MAX_GATEWAY_STREAMS]:
-            streams.start_soon(follow, node.gateway_url)
+            streams.start_soon(follow_gateway, node.gateway_url)

@@ -357,7 +357,13 @@ class Submission:
             await anyio.sleep(_LOOK_SECONDS)
 
     async def _watch_events(self, client: PolarClient) -> None:
-        await watch_events(client, self.config, self.recorder.hear_event, headers=self.headers)
+        await watch_events(
+            client,
+            self.config,
+            self.recorder.hear_event,
+            headers=self.headers,
+            under_way=self.recorder.tasks_under_way,
+        )
 
     def _keep(self, task: CollectedTask) -> None:
         """Write a result as it came; called in the thread that converts it."""

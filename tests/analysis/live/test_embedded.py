@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import psutil
@@ -54,3 +55,29 @@ def test_two_estimators_train_side_by_side(tmp_path: Path) -> None:
             assert not handle.wait(0.1)
         handle.cancel()
         assert handle.result(60).state == "cancelled"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seconds", [0.1, 1.0, 3.0, 6.0, 9.0])
+def test_an_interrupted_start_leaves_no_process(tmp_path: Path, seconds: float) -> None:
+    """Whatever the stack was doing when the cell was interrupted."""
+    before = set(psutil.Process().children(recursive=True))
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    alarm = signal.signal(signal.SIGALRM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        with pytest.raises(KeyboardInterrupt):
+            connect_and_wait(tmp_path)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, alarm)
+        signal.signal(signal.SIGINT, handler)
+    assert set(psutil.Process().children(recursive=True)) <= before
+    assert live_threads() == []
+
+
+def connect_and_wait(runs: Path) -> None:
+    """Start the stack, and wait for the interrupt if it comes later than that."""
+    live.connect(runs_dir=runs, embedded=True, quiet=True).close()
+    signal.pause()

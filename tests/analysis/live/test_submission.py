@@ -11,6 +11,7 @@ import pytest
 
 from analysis.errors import RunNameError
 from analysis.lab.polar_server.testing import Fault, FaultScript, SessionProfile
+from analysis.live import services
 from analysis.live.registry import LiveFolder
 from slime_bridge.errors import ConfigError, PolarOutageError, SubmitRejectedError, TemplateError
 from slime_bridge.journal import audit, read_journal
@@ -99,6 +100,16 @@ def test_stages_come_from_the_event_stream(tmp_path: Path) -> None:
                 )
             )
         polar.wait_until(lambda: {"RUNNING", "EVALUATING"} & set(handle.progress.sessions))
+
+
+def test_without_an_event_stream_the_server_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that hides `/events`: sessions that ended are seen before their task has."""
+    monkeypatch.setattr(services, "_ASK_SECONDS", 0.05)
+    hidden = script(Fault("response_status", on="events", status=404), Fault("session_endless", sessions=[1]))
+    with lab_at(tmp_path, hidden) as (lab, polar):
+        handle = lab.submit("a", 2)
+        polar.wait_until(lambda: handle.progress.sessions == {"SUBMITTED": 1, "COMPLETED": 1})
+        assert not handle.done
 
 
 def test_cancelling_ends_the_tasks_on_the_server(tmp_path: Path) -> None:
