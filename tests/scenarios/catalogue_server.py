@@ -39,7 +39,8 @@ AWAY = (
     Scenario(
         name="restart",
         what="The server restarts when the fourth task comes, and has forgotten the others.",
-        faults=[Fault("restart", tasks=[3])],
+        # Submits come side by side: the others are accepted meanwhile.
+        faults=[Fault("response_slow", on="submit", tasks=[3], seconds=0.5), Fault("restart", tasks=[3])],
         profile=SessionProfile(duration=1.5),
         outcome=Outcome(submits=(5, 8), within=15),
     ),
