@@ -77,7 +77,7 @@ class SearchExplorer(Explorer):
         )
         self.start = W.Button(description="Search", layout=W.Layout(width="max-content"))
         self.stop = W.Button(description="Stop", disabled=True, layout=W.Layout(width="max-content"))
-        self.progress = W.IntProgress(layout=W.Layout(width="10em", visibility="hidden"))
+        self.progress = W.IntProgress(layout=W.Layout(width="10em", display="none"))
         self.said = W.HTML()
         self.hits = Table(hits_frame(self.state.tables, []), _COLUMNS, caption="Hits", rows_in_sight=10)
         self.on_click(self.start, self._asked)
@@ -156,7 +156,7 @@ class SearchExplorer(Explorer):
             self._search = None
             if not self.closed:
                 self.stop.disabled = True
-                self.progress.layout.visibility = "hidden"
+                self.progress.layout.display = "none"
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for a search to end, and show what it found: for scripts and tests.
@@ -211,7 +211,7 @@ class SearchExplorer(Explorer):
         self.said.value = str(Markup('<p class="wb-note" role="status">{}</p>').format(" · ".join(parts)))
         self.stop.disabled = not state
         self.progress.max, self.progress.value = max(1, total), looked
-        self.progress.layout.visibility = "visible" if state else "hidden"
+        self.progress.layout.display = None if state else "none"
 
     def _asked(self, change: Any) -> None:
         self.search()

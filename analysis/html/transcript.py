@@ -166,6 +166,8 @@ def turn_facts(turn: Turn) -> list[str | Markup]:
 def _signed(value: float, *, plus: bool = False) -> str:
     if not math.isfinite(value):
         return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
     return f"{value:{'+' if plus else ''}.3f}".replace("-", "−")
 
 
