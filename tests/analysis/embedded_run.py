@@ -90,10 +90,10 @@ def train_data(args: Any, samples: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def make_embedded_run(folder: Path) -> RunFolder:
+def make_embedded_run(folder: Path, script: FaultScript = SCRIPT) -> RunFolder:
     """Train for a few rollouts with one evaluation, and leave behind what a real run leaves behind."""
     run = RunFolder(folder)
-    with serve_polar(SCRIPT, save_dir=run.polar_results, newer=True) as polar:
+    with serve_polar(script, save_dir=run.polar_results, newer=True) as polar:
         args = trainer_args(polar.url, run)
         source = Source(SESSIONS)
         try:

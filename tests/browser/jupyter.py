@@ -50,6 +50,12 @@ _KERNEL_READY = """patience => Promise.race([
   })()])"""
 
 
+_FAILURES = """() => window.jupyterapp.shell.currentWidget.content.widgets
+  .flatMap(cell => cell.model.outputs ? cell.model.outputs.toJSON() : [])
+  .filter(output => output.output_type === 'error')
+  .map(output => `${output.ename}: ${output.evalue}`)"""
+
+
 def write_notebook(path: Path, cells: Sequence[str]) -> Path:
     """Write a notebook of code cells that opens with the kernel of this environment."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells])
@@ -173,6 +179,13 @@ class NotebookPage:
         """Run one of JupyterLab's commands without waiting for its end."""
         self.page.evaluate("name => { window.jupyterapp.commands.execute(name); }", name)
 
+    def run_cell(self, number: int, *, wait: bool = True) -> None:
+        """Run the `number`-th cell, counted from 0; return when it has run, or at once."""
+        self.page.evaluate(
+            "number => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = number; }", number
+        )
+        (self.command if wait else self.start)("notebook:run-cell")
+
     def cell(self, number: int):
         """Give the `number`-th code cell, counted from 0."""
         return self.page.locator(".jp-Notebook .jp-CodeCell").nth(number)
@@ -182,10 +195,9 @@ class NotebookPage:
         return self.cell(number).locator(".jp-OutputArea-output").first
 
     def failures(self) -> list[str]:
-        """Tracebacks on the page."""
-        return self.page.locator(
-            '.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.error"]'
-        ).all_inner_texts()
+        """Errors that cells ended with, from the notebook itself: on the page they look like warnings."""
+        found: list[str] = self.page.evaluate(_FAILURES)
+        return found
 
     def see(self, selector: str, text: str | None = None, *, timeout: float = PATIENCE):
         """Wait until an element is visible (and holds a text), and give it."""

@@ -28,19 +28,22 @@ counter
 """,
     "counter.count += 40",
     "import sys; print('kernel sees', counter.count, sys.executable)",
+    "1 / 0",
 ]
 
 
 def test_a_widget_counts_in_the_page_and_in_the_kernel(jupyter, open_notebook, screenshot):
     opened = open_notebook(write_notebook(jupyter.root / "harness.ipynb", CELLS).name)
-    opened.run_all()
+    for number in range(3):
+        opened.run_cell(number)
     button = opened.see(".harness-button", "count 40")
     button.click()
     expect(button).to_contain_text("count 41")
-    opened.cell(2).click()
-    opened.command("notebook:run-cell")
+    opened.run_cell(2)
     expect(opened.output(2)).to_contain_text("kernel sees 41")
     expect(opened.output(2)).to_contain_text(sys.executable)
     screenshot(opened.page, "harness")
     assert opened.failures() == []
+    opened.run_cell(3)
+    assert opened.failures() == ["ZeroDivisionError: division by zero"]
     assert opened.errors == []
