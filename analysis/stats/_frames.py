@@ -141,7 +141,7 @@ class Frames:
         return TokenTable.of_run(self._source, self.traces)
 
     def tokens_of(self, rows: Ints) -> TokenTable:
-        """Return the token arrays of some traces, given by their rows, reading no more than their sessions."""
+        """Return the token arrays of some traces, given by their rows, reading their sessions only."""
         names = texts(self.traces, "session_id")[rows]
         whole = isinstance(self._source, Mapping) or "tokens" in self.__dict__ or pd.isna(names).any()
         found = self.tokens if whole else TokenTable.of_run(self._source, self.traces, sorted(set(names)))

@@ -11,7 +11,7 @@ the sum over the rollout, so that common factors fall out.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ import pandas as pd
 from analysis.errors import StatsError
 from analysis.stats._batches import AnyEstimator, MissingReward, batches, per_trace, resolve
 from analysis.stats._columns import Floats, Ints, integers, known, nullable
-from analysis.stats._frames import TRACE_IDS, ids_of
+from analysis.stats._frames import TRACE_IDS, as_frames, ids_of
 from analysis.stats._tokens import TokenTable
 from slime_bridge.advantages import checked_advantages
 
@@ -30,7 +30,7 @@ Reduction = Literal["trajectory", "token"]
 
 
 def recompute(
-    traces: pd.DataFrame,
+    run: Any,
     estimator: AnyEstimator,
     *,
     sessions: pd.DataFrame | None = None,
@@ -41,16 +41,16 @@ def recompute(
 
     Parameters
     ----------
-    traces
-        Table of traces of one run or several; rollouts are computed one by one.
+    run
+        A loaded run or a mapping of frames, or a table of traces alone; rollouts are computed one by one.
     estimator
         A name (``"loo"``, ``"grpo"``, ``"package.module:attribute"``), an estimator, or a plain function of
         (rewards, groups, trajectories).
     sessions
         Table of sessions: which of them failed, where the traces are in no dump; the lag; reward components
-        out of the evaluators' reports.
+        out of the evaluators' reports. By default those of the run.
     tokens
-        Token arrays, for estimators that give numbers per token.
+        Token arrays, for estimators that give numbers per token. By default those of the run.
     missing_reward
         A usable trace without a reward counts as 0, which is what the bridge hands over by default, or, with
         ``"exclude"``, takes no part.
@@ -58,17 +58,29 @@ def recompute(
     Returns
     -------
     DataFrame
-        One row per trace, in the order of `traces` and with its index: the id columns; `advantage` (mean over
-        trainable tokens for a token-level estimator), `advantage_min`, `advantage_max`, all ``Float64`` and
-        missing for traces that take no part (evaluations, results nobody used); `counted`, whether the trace
-        entered its trajectory's mean.
+        One row per trace, in the order of the table of traces and with its index: the id columns;
+        `advantage` (mean over trainable tokens for a token-level estimator), `advantage_min`,
+        `advantage_max`, all ``Float64`` and missing for traces that take no part (evaluations, results
+        nobody used); `counted`, whether the trace entered its trajectory's mean.
 
     Raises
     ------
     AdvantageError
         If the estimator is unknown, lacks something, or returns what cannot be trained on.
+    StatsError
+        If `run` is none of these, or a table of traces holds no rewards.
     """
     function = resolve(estimator)
+    if isinstance(run, pd.DataFrame):
+        if "reward" not in run:
+            raise StatsError("the table has no column reward: `run.traces()` is the one with a row per trace")
+        traces = as_frames({"traces": run}).traces
+    else:
+        frames = as_frames(run)
+        traces = frames.traces
+        sessions = frames.sessions if sessions is None else sessions
+        if tokens is None and getattr(function, "level", "trace") == "token":
+            tokens = frames.tokens
     values = np.full((3, len(traces)), np.nan)
     counted = np.zeros(len(traces), dtype=bool)
     for batch in batches(

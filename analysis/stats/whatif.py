@@ -28,7 +28,7 @@ import pandas as pd
 
 from analysis.errors import StatsError
 from analysis.stats._arrivals import Arrivals, recorded_arrivals
-from analysis.stats._columns import Floats, floats, nullable, texts
+from analysis.stats._columns import Floats, flags, floats, nullable, texts
 from analysis.stats._config import polar_config
 from analysis.stats._engine import fitted_contention, works_of
 from analysis.stats._frames import Frames, as_frames
@@ -253,7 +253,7 @@ def _recorded(frames: Frames, arrivals: Arrivals) -> dict[str, float]:
 
 def _recorded_lags(frames: Frames) -> Floats:
     lags = floats(frames.groups, "staleness")
-    return lags[~np.isnan(lags)]
+    return lags[~np.isnan(lags) & flags(frames.groups, "accepted")]  # those too old for delivery have one too
 
 
 def _quantities(replayed: Replayed) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""The page about figures, read: which snippet draws what, and where its picture lies.
+"""The pages that show figures, read: which snippet draws what, and where its picture lies.
 
-``python -m tests.analysis.plots.page RUN`` draws the page's pictures anew from the folder of a run.
+``python -m tests.analysis.plots.page RUN`` draws the pages' pictures anew from the folder of a run.
 """
 
 from __future__ import annotations
@@ -17,63 +17,60 @@ from matplotlib.axes import Axes
 import analysis
 from tests.analysis.plots.examples import EXAMPLES
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "figures.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+FIGURES = DOCS / "figures.md"
+PAGES = (FIGURES, DOCS / "analysis.md", DOCS / "estimators.md")
 MADE_UP = ("nodes", "rejection_by_lag")
 """Figures that say little about a run on one machine; their pictures are those of the tests' examples."""
 
-_SECTION = re.compile(r"^### plot_(\w+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
-_CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_PICTURE = re.compile(r"^!\[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
+_SHOWN = re.compile(r"^```python\n([^`]*?)^```\n\n!\[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
+_HEADING = re.compile(r"^### plot_(\w+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Section:
-    """One figure's section: name without ``plot_``, question, code, description and path of its picture."""
+class Snippet:
+    """Code that ends with a figure, and the picture below it with its description."""
 
-    name: str
-    text: str
     code: str
     description: str
     picture: Path
 
 
-def sections() -> list[Section]:
-    """Read the page."""
-    found = []
-    for name, body in _SECTION.findall(PAGE.read_text(encoding="utf-8")):
-        (code,), ((description, link),) = _CODE.findall(body), _PICTURE.findall(body)
-        found.append(Section(name, body.strip(), code, description, PAGE.parent / link))
-    return found
+def snippets(page: Path) -> list[Snippet]:
+    """Read a page's code that has a picture."""
+    found = _SHOWN.findall(page.read_text(encoding="utf-8"))
+    return [Snippet(code, description, page.parent / link) for code, description, link in found]
 
 
-def names() -> dict[str, Any]:
-    """Run the page's imports, without loading the run that they end with."""
-    preamble = _CODE.findall(PAGE.read_text(encoding="utf-8"))[0]
-    scope: dict[str, Any] = {}
-    exec(preamble.partition("run = ")[0], scope)
-    return scope
+def headings() -> list[str]:
+    """Return the names of the figures that the page about them has a section for."""
+    return _HEADING.findall(FIGURES.read_text(encoding="utf-8"))
 
 
-def drawn(section: Section, scope: Mapping[str, Any]) -> Axes:
-    """Run a section's snippet; return what its last statement gives."""
-    head, _, last = section.code.rstrip().rpartition("\nplots.")
+def drawn(snippet: Snippet, scope: Mapping[str, Any]) -> Axes:
+    """Run a snippet; return what its last statement gives."""
+    head, _, last = f"\n{snippet.code.rstrip()}".rpartition("\nplots.")
     local = dict(scope)
     exec(head, local)
-    return eval(last if last.startswith("plots.") else f"plots.{last}", local)
+    return eval(f"plots.{last}", local)
 
 
 def main() -> None:
-    """Draw all pictures of the page."""
+    """Draw all pictures, each once."""
     from PIL import Image
 
-    scope = {**names(), "run": analysis.load(sys.argv[1])}
-    for section in sections():
-        ax = EXAMPLES[section.name].draw() if section.name in MADE_UP else drawn(section, scope)
-        section.picture.parent.mkdir(parents=True, exist_ok=True)
-        ax.figure.savefig(section.picture, dpi=170)
-        with Image.open(section.picture) as picture:
-            small = picture.convert("RGB").quantize(96, dither=Image.Dither.NONE)
-        small.save(section.picture, optimize=True)
+    from analysis import plots, stats
+
+    scope = {"run": analysis.load(sys.argv[1]), "plots": plots, "stats": stats}
+    wanted = {snippet.picture: snippet for page in reversed(PAGES) for snippet in snippets(page)}
+    for picture, snippet in wanted.items():
+        made_up = picture.stem in MADE_UP
+        ax = EXAMPLES[picture.stem].draw() if made_up else drawn(snippet, scope)
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        ax.figure.savefig(picture, dpi=170)
+        with Image.open(picture) as image:
+            small = image.convert("RGB").quantize(96, dither=Image.Dither.NONE)
+        small.save(picture, optimize=True)
 
 
 if __name__ == "__main__":
