@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.explorers.lookup import RunTables
-from analysis.explorers.table_rows import Column
+from analysis.explorers.table_rows import Column, scale_of
 from analysis.stats._columns import Bools, Floats, Ints, flags, floats, integers, known, texts
 
 __all__ = [
@@ -70,8 +71,8 @@ GROUP_COLUMNS = (
 """What the table of groups shows."""
 
 
-def group_columns(groups: pd.DataFrame) -> list[Column]:
-    """Return the columns that say anything in a table of groups."""
+def group_columns(tables: RunTables, groups: pd.DataFrame) -> list[Column]:
+    """Return the columns that say anything in a table of groups; rewards on the scale of the whole run."""
     several = ["run"] if groups["run"].nunique(dropna=False) > 1 else []
     dull = {
         name
@@ -80,7 +81,14 @@ def group_columns(groups: pd.DataFrame) -> list[Column]:
     }
     if (groups["attempts"].fillna(1) == 1).all():
         dull.add("attempts")
-    return [Column(name) for name in several] + [c for c in GROUP_COLUMNS if c.name not in dull]
+    scale: tuple[float, float] = tables.once(
+        "reward_scale", lambda: scale_of(floats(tables.sessions, "reward"))
+    )
+    shown = [c for c in GROUP_COLUMNS if c.name not in dull]
+    return [
+        *(Column(name) for name in several),
+        *(replace(c, domain=scale) if c.name == "rewards" else c for c in shown),
+    ]
 
 
 def group_frame(tables: RunTables, rows: Ints, advantages: Floats) -> pd.DataFrame:

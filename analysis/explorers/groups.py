@@ -82,7 +82,7 @@ class GroupExplorer(Explorer):
         self.note.value = str(Markup('<p class="wb-note">{}</p>').format(why)) if why else ""
         self.note.layout.display = None if why else "none"
         frame = group_frame(tables, self._places, largest_by_group(tables, advantages))
-        self.table.set_frame(frame, group_columns(frame), selected=self._selected_rows())
+        self.table.set_frame(frame, group_columns(tables, frame), selected=self._selected_rows())
 
     def _relist(self, change: Any) -> None:
         if not self._counting:

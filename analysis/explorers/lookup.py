@@ -246,8 +246,8 @@ class RunTables:
 
 
 def tables_of(run: Any) -> RunTables:
-    """Return the tables of a run; explorers of one loaded run share them."""
-    if not isinstance(run, Run):
+    """Return the tables of a run; explorers of one run share them."""
+    if isinstance(run, Mapping):  # may be filled with other frames before the next cell
         return RunTables(run)
     # The tables hold the run: as long as they are here, its id is no other's.
     found = _shared.get(id(run))

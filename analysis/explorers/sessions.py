@@ -61,6 +61,7 @@ class SessionExplorer(Explorer):
         self._stale = set(_TABS)
         self._shown_trace: int | None = None
         self._choosing = False
+        self._listing = sessions
         self.sessions = Table(pd.DataFrame({"session_id": []}), caption="Sessions", rows_in_sight=6)
         self.head = W.HTML()
         self.trace = W.Dropdown(options=[("trace 0", 0)], layout=W.Layout(width="max-content"))
@@ -118,6 +119,8 @@ class SessionExplorer(Explorer):
         self.tabs.selected_index = _TABS.index(title)
 
     def _show_scope(self) -> None:
+        if not self._listing:
+            return
         places = sessions_in_scope(self.state)
         frame = self.state.tables.sessions.iloc[places].reset_index(drop=True)
         advantage = session_advantages(self.state)[places]

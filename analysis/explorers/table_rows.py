@@ -23,7 +23,7 @@ from analysis.html.tables import writer
 from analysis.html.text import clipped, visible
 from analysis.stats._columns import Bools, Floats, Ints
 
-__all__ = ["Column", "SortKey", "TableRows", "short_id"]
+__all__ = ["Column", "SortKey", "TableRows", "scale_of", "short_id"]
 
 SortKey = tuple[str, bool]
 """A column and whether it descends."""
@@ -295,11 +295,16 @@ def _domain(values: pd.Series, kind: str) -> tuple[float, float]:
         numbers = numbers[np.isfinite(numbers)]
         top = float(numbers.max(initial=0.0)) or 1.0
         return -top, top
-    flat = [float(x) for cell in values if isinstance(cell, Sequence) for x in cell if x is not None]
-    finite = [x for x in flat if np.isfinite(x)]
-    if not finite:
+    flat = [x for cell in values if isinstance(cell, Sequence) for x in cell if x is not None]
+    return scale_of(np.array(flat, dtype=np.float64))
+
+
+def scale_of(numbers: Floats) -> tuple[float, float]:
+    """Return the ends of a scale on which numbers can be told apart; NaN and infinite ones are left out."""
+    finite = numbers[np.isfinite(numbers)]
+    if not len(finite):
         return 0.0, 1.0
-    low, high = min(finite), max(finite)
+    low, high = float(finite.min()), float(finite.max())
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 

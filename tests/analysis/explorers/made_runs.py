@@ -52,6 +52,14 @@ def _small_run(prompt: str) -> dict[str, Any]:
     return builder.tables()
 
 
+class FramesAsRun:
+    """Frames behind the methods of a run."""
+
+    def __init__(self, tables: dict[str, Any]) -> None:
+        for grain in ("rollout", "group", "session", "trace", "event"):
+            setattr(self, f"{grain}s", lambda grain=grain: tables[grain])
+
+
 def one_group() -> dict[str, Any]:
     """A single delivered group, in no rollout that anybody recorded."""
     builder = RunBuilder()

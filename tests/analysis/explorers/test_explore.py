@@ -8,7 +8,7 @@ from ipywidgets.widgets.widget import _instances
 import analysis
 from analysis.errors import ExplorerError
 from analysis.lab.run_folder import RunFolder
-from tests.analysis.explorers.made_runs import no_rows, one_group, small_run
+from tests.analysis.explorers.made_runs import FramesAsRun, no_rows, one_group, small_run
 
 
 def test_a_selection_is_a_frame_at_each_level(embedded: RunFolder) -> None:
@@ -54,22 +54,41 @@ def test_there_may_be_little_to_explore(tables: dict) -> None:
 
 
 def test_a_cell_that_runs_ten_times_gets_back_what_it_had_and_leaves_nothing() -> None:
-    explorer = analysis.explore(small_run(), name="cell")
+    before = len(_instances)
+    run = FramesAsRun(small_run())
+    explorer = analysis.explore(run, name="cell")
     explorer.overview.chart.brush = [1, 2]
     explorer.groups.scope.value = "rejected"
     explorer.groups.table.sort = [["reward_std", True]]
     explorer.groups.table.query = "divide"
     explorer.groups.table.selected = [0]
+    explorer.tabs.selected_index = 2
     widgets = len(_instances)
     for _ in range(10):
-        explorer = analysis.explore(small_run(), name="cell")
+        explorer = analysis.explore(run, name="cell")
     assert len(_instances) == widgets
     assert explorer.overview.chart.brush == [1, 2]
     assert explorer.groups.scope.value == "rejected"
     assert (explorer.groups.table.sort, explorer.groups.table.query) == ([["reward_std", True]], "divide")
     assert explorer.state.group.group == 3
     assert explorer.groups.table.selected == [0]
+    assert explorer.tabs.selected_index == 2
+    assert explorer.search is not None
     explorer.close()
+    assert len(_instances) == before
+
+
+def test_comparison_and_search_are_made_when_they_are_shown() -> None:
+    explorer = analysis.explore(small_run())
+    assert explorer.compare is explorer.search is None
+    explorer.tabs.selected_index = 1
+    explorer.tabs.selected_index = 2
+    assert explorer.compare is not None
+    assert explorer.search is not None
+    assert explorer.compare.state is explorer.search.state is explorer.state
+    assert explorer.error_text() == ""
+    explorer.close()
+    assert explorer.compare.closed
 
 
 def test_a_run_that_grew_is_shown_after_a_refresh(embedded: RunFolder) -> None:
