@@ -151,6 +151,16 @@ def rollout_output_classes() -> tuple[Any, Any]:
     return train, evaluation
 
 
+def dynamic_filter_output_class() -> Any:
+    """Return Slime's `DynamicFilterOutput`, or a stand-in where it is absent."""
+    real = _real("slime.rollout.filter_hub.base_types", "DynamicFilterOutput")
+    if real is None:
+        from slime_bridge._stand_in import DynamicFilterOutput
+
+        return DynamicFilterOutput
+    return real
+
+
 def data_source_base() -> Any:
     """Return Slime's `RolloutDataSourceWithBuffer`, or a stand-in for JSONL prompts where it is absent."""
     real = _real("slime.rollout.data_source", "RolloutDataSourceWithBuffer")

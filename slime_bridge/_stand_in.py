@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-__all__ = ["RolloutFnEvalOutput", "RolloutFnTrainOutput", "Sample"]
+__all__ = ["DynamicFilterOutput", "RolloutFnEvalOutput", "RolloutFnTrainOutput", "Sample"]
 
 
 @dataclass
@@ -221,3 +221,11 @@ class RolloutFnEvalOutput:
 
     data: dict[str, dict[str, Any]]
     metrics: dict[str, Any] | None = None
+
+
+@dataclass
+class DynamicFilterOutput:
+    """What a dynamic sampling filter says of a group."""
+
+    keep: bool
+    reason: str | None = None

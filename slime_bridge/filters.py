@@ -3,7 +3,8 @@
 A rollout function that replaces Slime's own has to call these hooks itself, or the flags do nothing:
 
 - ``--dynamic-sampling-filter-path``: asked once for each accepted group, with all its samples, the
-  placeholders of failed sessions (reward 0, ABORTED) among them. A dropped group is replaced by a fresh
+  placeholders of failed sessions (reward 0, ABORTED) among them, as Slime hands over failed samples
+  (`slime_bridge.sampling_filters` has a filter that leaves them out). A dropped group is replaced by a fresh
   prompt and counted under Slime's metric name.
 - ``--rollout-sample-filter-path``: called with the groups of the complete batch.
 - ``--rollout-all-samples-process-path``: called after it, with every group that finished since the previous

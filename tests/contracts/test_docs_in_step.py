@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from slime_bridge.config import keys as config_module
 from slime_bridge._launch import arguments
 from slime_bridge._reference import render_keys
 from slime_bridge._stand_in import Sample
 from slime_bridge.cli import build_parser
 from slime_bridge.config import check_polar_slime_config, describe_keys, render_topology_template
+from slime_bridge.config import keys as config_module
 from slime_bridge.doctor.configuration import build_request
 from slime_bridge.metrics import find_metric, render_catalogue
 from tests.contracts.slime_runs import needs_slime, slime_dir

@@ -49,6 +49,23 @@ def check_the_filter_sees_the_whole_group() -> None:
     assert statuses == [["aborted", "completed"]] * 4
 
 
+def check_the_bridges_filter_is_understood_by_slime() -> None:
+    """Its answer is Slime's own type, so that Slime's default rollout can use it too."""
+    from slime.rollout.filter_hub.base_types import DynamicFilterOutput, call_dynamic_filter
+
+    from slime_bridge import _slime
+    from slime_bridge.sampling_filters import check_trained_reward_nonzero_std
+
+    sample = _slime.sample_class()
+    group = [
+        sample(index=i, group_index=0, reward=1.0, response_length=2, status=sample.Status.COMPLETED)
+        for i in range(2)
+    ]
+    output = call_dynamic_filter(check_trained_reward_nonzero_std, make_args("http://polar"), group)
+    assert isinstance(output, DynamicFilterOutput)
+    assert (output.keep, output.reason) == (False, "zero_std_1.0")
+
+
 def check_names_are_those_of_slimes_gatherer() -> None:
     """The same calls on Slime's own counter give the same metrics."""
     from slime.rollout.filter_hub.base_types import DynamicFilterOutput, MetricGatherer, call_dynamic_filter
