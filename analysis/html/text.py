@@ -28,19 +28,25 @@ _HIDDEN = re.compile(
     "\ufeff\ufff0-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 
+# Marks that sit above and below a letter; a tower of them would cover the lines around it.
+_MARK = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
+_TOWER = re.compile(f"({_MARK}{{6}})({_MARK}+)")
+
 
 def visible(text: str) -> str:
     """Return text in which every character can be seen, as plain text: nothing is escaped.
 
     Carriage returns before newlines go; other control characters become their pictures (``␛``), characters
-    without one, lone surrogates among them, become ``‹U+202E›``. Tab, newline and what has a shape stay.
+    without one, lone surrogates among them, become ``‹U+202E›``, and of marks on one letter more than six
+    become their number. Tab, newline and what has a shape stay.
 
     Parameters
     ----------
     text
         Anything that Python can hold in a string.
     """
-    return _HIDDEN.sub(_picture, text.replace("\r\n", "\n"))
+    shown = _HIDDEN.sub(_picture, text.replace("\r\n", "\n"))
+    return _TOWER.sub(lambda found: f"{found[1]}‹{len(found[2])} more marks›", shown)
 
 
 def _picture(match: re.Match[str]) -> str:

@@ -36,7 +36,7 @@ def failure_surge(measures: Measures) -> Finding | None:
         "nodes.",
         (found.stop - found.start) / len(series) * found.inside,
         course(series, ["failed_share", "timeout_share", "rejected_share"], found.start, found.stop),
-        "failures",
+        "truncation",
     )
 
 

@@ -44,7 +44,7 @@ def mask_drift(measures: Measures) -> Finding | None:
         "output changed moves the mask; so does a policy that writes more per turn.",
         min(1.0, abs(relative)) * (len(series) - change.at) / len(series),
         course(series, ["trainable_share", "tokens", "reward"]),
-        "mask",
+        "",
     )
 
 

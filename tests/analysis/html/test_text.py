@@ -25,6 +25,8 @@ ANY_TEXT = st.text(st.characters(min_codepoint=0, max_codepoint=0x10FFFF))  # lo
         ("user\u202egnp.exe", "user‹U+202E›gnp.exe"),
         ("\ud800", "‹U+D800›"),
         ("\U000e0041", "‹U+E0041›"),
+        ("a" + "\u0301" * 6, "a" + "\u0301" * 6),
+        ("a" + "\u0301" * 300 + "b", "a" + "\u0301" * 6 + "‹294 more marks›b"),
         ("\u200bword\ufeff", "‹U+200B›word‹U+FEFF›"),
         ("👩\u200d🔬 می\u200cخواهم", "👩\u200d🔬 می\u200cخواهم"),
     ],

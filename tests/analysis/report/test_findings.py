@@ -35,7 +35,7 @@ PLANTED = [
     ("truncation", "truncation surge", "serious", f"rollouts {START} to 41", "truncation"),
     ("infrastructure zeros", "infrastructure zeros", "serious", "timeout", ""),
     ("rejections", "rejection surge", "serious", f"rollouts {START} to {START + 5}", "rejections"),
-    ("failures", "failure surge", "serious", f"rollouts {START} to 41", ""),
+    ("failures", "failure surge", "serious", f"rollouts {START} to 41", "truncation"),
     ("waste", "waste", "warning", "rejected for low complete fraction", "waste"),
     ("waiting", "waiting trainer", "warning", "90%", "idle"),
 ]
@@ -52,7 +52,7 @@ def test_a_planted_fault_is_found_and_located(
     assert finding.severity == severity
     assert said in finding.title
     assert finding.rule == rule
-    assert finding.figure in (figure, "mask", "failures")
+    assert finding.figure == figure
     assert 0 < finding.impact <= 1
     assert len(finding.rows) or fault == "held-out drop"
     assert finding.advice
