@@ -29,9 +29,7 @@ def __getattr__(name: str) -> Any:
 
         return load
     if name == "explore":
-        from analysis.explorers.explore import explore
-
-        return explore
+        return _explore()
     if name == "Run":
         from analysis.run import Run
 
@@ -39,3 +37,15 @@ def __getattr__(name: str) -> Any:
     if name == "live":
         return importlib.import_module("analysis.live")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _explore() -> Any:
+    try:
+        from analysis.explorers.explore import explore
+    except ModuleNotFoundError as exc:
+        if exc.name not in ("anywidget", "ipywidgets", "traitlets"):
+            raise
+        raise ModuleNotFoundError(
+            f"analysis.explore needs {exc.name}: pip install 'slime-bridge[notebooks]'", name=exc.name
+        ) from exc
+    return explore

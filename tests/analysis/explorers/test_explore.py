@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from ipywidgets.widgets.widget import _instances
 
@@ -111,3 +113,10 @@ def test_a_run_that_grew_is_shown_after_a_refresh(embedded: RunFolder) -> None:
     assert explorer.state.group.group == 0
     assert explorer.groups.table.selected
     explorer.close()
+
+
+def test_without_the_notebooks_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "analysis.explorers.explore", raising=False)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"slime-bridge\[notebooks\]"):
+        _ = analysis.explore
