@@ -91,12 +91,16 @@ def seconds_since(frame: pd.DataFrame, name: str, origin: pd.Timestamp | None = 
 def codes(frame: pd.DataFrame, names: Sequence[str]) -> Ints:
     """Give distinct combinations of values numbers in order of appearance, -1 where a part is missing.
 
-    A missing ``run`` counts as a value: frames that were built by hand hold one run.
+    A missing ``run`` or ``evaluation`` counts as a value: frames that were built by hand hold one run, and
+    training unless they say otherwise.
     """
     combined = np.zeros(len(frame), dtype=np.int64)
     complete = np.ones(len(frame), dtype=bool)
     for name in names:
-        numbers, values = pd.factorize(frame[name].astype(object))
+        column = frame[name].astype(object)
+        if name == "evaluation":
+            column = column.where(column.notna(), False)
+        numbers, values = pd.factorize(column)
         if name == "run":
             numbers = numbers + 1
         complete &= numbers >= 0

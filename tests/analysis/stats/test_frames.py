@@ -86,6 +86,12 @@ def test_json_cells_never_raise() -> None:
     assert json_cells(table, "evaluation_report") == [{"a": 1}, {}, {}, {}]
 
 
+def test_rows_that_do_not_say_evaluation_are_training() -> None:
+    """A frame built by hand without the column groups as one that says False; an evaluation stays apart."""
+    said = pd.DataFrame({"rollout_id": [0, 0, 0], "evaluation": pd.array([pd.NA, False, True], dtype="boolean")})
+    assert codes(said, ("evaluation", "rollout_id")).tolist() == [0, 0, 1]
+
+
 def test_codes_number_known_combinations_only() -> None:
     """A missing part makes a key unknown, except the run's name."""
     table = pd.DataFrame({"run": [None, None, "r", None], "x": [1, 1, 1, None]}, dtype=object)
