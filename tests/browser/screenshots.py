@@ -29,7 +29,7 @@ CELLS = [
     "members = explorer.state.rows('session')\n"
     "explorer.state.session_id = members.loc[members.advantage.abs().idxmax()].session_id",
 ]
-WIDTH, HEIGHT = 1240, 1180
+WIDTH, HEIGHT = 1240, 1560
 
 
 def main(target: Path) -> None:
