@@ -88,7 +88,8 @@ def test_json_cells_never_raise() -> None:
 
 def test_rows_that_do_not_say_evaluation_are_training() -> None:
     """A frame built by hand without the column groups as one that says False; an evaluation stays apart."""
-    said = pd.DataFrame({"rollout_id": [0, 0, 0], "evaluation": pd.array([pd.NA, False, True], dtype="boolean")})
+    evaluation = pd.array([pd.NA, False, True], dtype="boolean")
+    said = pd.DataFrame({"rollout_id": [0, 0, 0], "evaluation": evaluation})
     assert codes(said, ("evaluation", "rollout_id")).tolist() == [0, 0, 1]
 
 
