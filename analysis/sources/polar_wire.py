@@ -219,8 +219,11 @@ def _versions(about: _TraceMetadata, flags: bytes | None, submitted: Any) -> tup
     reported = [
         call.weight_version for call in calls if call.weight_versions is None and call.meta_info is None
     ]
-    if len(reported) == len(calls) and all(type(version) is str for version in reported):
-        return oldest_and_newest(reported)
+    if len(reported) == len(calls) and type(reported[0]) is str:
+        if reported.count(reported[0]) == len(reported):
+            return reported[0], reported[0]
+        if all(type(version) is str for version in reported):
+            return oldest_and_newest(reported)
     for call in calls:
         if any(told is not None for told in (call.weight_version, call.weight_versions, call.meta_info)):
             break

@@ -153,6 +153,8 @@ def oldest_and_newest(versions: Sequence[str]) -> tuple[str, str] | None:
     """
     if not versions:
         return None
+    if versions.count(versions[0]) == len(versions):
+        return versions[0], versions[0]
     if all(version.removeprefix("-").isdecimal() for version in versions):
         return min(versions, key=int), max(versions, key=int)
     return versions[0], versions[-1]

@@ -196,6 +196,29 @@ def test_a_growing_run_equals_one_that_is_loaded_at_its_end(embedded: RunFolder,
     assert same(run, load(grown.root))
 
 
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_an_interrupted_refresh_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """Ctrl-C in the middle of reading: the frames are the old ones, and the next one works."""
+    write_session(tmp_path, "s1")
+    run = load(tmp_path, engine=engine, workers=2)
+    before = run.sessions()
+    for number in range(2, 8):
+        write_session(tmp_path, f"s{number}")
+    with monkeypatch.context() as patch:
+        patch.setattr("analysis.parallel.CHUNK_FILES", 1)
+        patch.setattr("analysis.store._retried", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.refresh()
+    pd.testing.assert_frame_equal(run.sessions(), before)
+    assert run.refresh().sessions()["session_id"].tolist() == [f"s{number}" for number in range(1, 8)]
+
+
+def interrupted(part: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_only_the_tail_of_a_journal_is_read_again(
     embedded: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from analysis.errors import EngineUnavailableError, WorkerError
-from analysis.parallel import Plan, available_cpus, chunked, map_chunks, plan
+from analysis.parallel import Plan, available_cpus, chunked, map_chunks, plan, somebody_watches
 from analysis.worker_pool import WorkerPool
 from tests.analysis import pool_jobs
 
@@ -244,6 +245,18 @@ def test_progress_bar_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().err
     assert "reading" in shown
     assert "30.0" in shown
+
+
+@pytest.mark.parametrize(
+    ("shell", "watched"), [("ZMQInteractiveShell", True), ("TerminalInteractiveShell", False)]
+)
+def test_a_notebook_is_watched(
+    shell: str, watched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a notebook the bar is shown without a terminal; IPython elsewhere says nothing about one."""
+    instance = type(shell, (), {})()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: instance))
+    assert somebody_watches() is watched
 
 
 def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
