@@ -46,7 +46,7 @@ GROUP_COLUMNS = (
     Column("rollout_id", "rollout"),
     Column("number", "group", "the scheduler's number, else Slime's", write=str),
     Column("fate", "fate", "how it ended", "badge", badges=_FATES),
-    Column("reason", "reason", "why it was rejected, or why it went back", width=21, write=_words),
+    Column("reason", "reason", "why it was rejected, or why it went back", width=14, write=_words),
     Column(
         "sessions",
         "complete",

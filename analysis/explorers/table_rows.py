@@ -32,7 +32,7 @@ _CELL_CHARACTERS = 160
 _TITLE_CHARACTERS = 2_000
 _WIDTHS = (5, 36)
 _WIDTH_SAMPLE = 200
-_PICTURES = {"bar": 15, "strip": 14, "dumbbell": 18}
+_PICTURES = {"bar": 12, "strip": 12, "dumbbell": 16}
 _LISTS = ("strip", "dumbbell")
 _SEPARATOR = "\x1f"
 
