@@ -107,8 +107,7 @@ _GROUPS = (
     Metric(
         "polar/output_queue_full_waits",
         "count",
-        "times that generation came to rest because all groups asked for were accepted and waited for the "
-        "trainer; 0 without `polar_fully_async`, where nothing runs between calls",
+        "times that all groups asked for waited for the trainer; 0 without `polar_fully_async`",
     ),
     Metric("polar/deferred_queue_dequeues", "groups", "taken from the queue for another attempt"),
     Metric("polar/requeued_groups", "groups", "put back after an infrastructure failure", "lower"),
