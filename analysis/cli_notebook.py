@@ -84,7 +84,11 @@ def launch(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment that open a notebook with the kernel of this Python."""
     argv = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={notebook.parent}"]
-    argv += [f"--LabApp.default_url=/lab/tree/{notebook.name}", *options]
+    argv.append(f"--LabApp.default_url=/lab/tree/{notebook.name}")
+    # Containers run as root, where JupyterLab refuses to start without; it listens here only, with a token.
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        argv.append("--allow-root")
+    argv += options
     # Else a kernel of the same name in the user's folder, of some other Python, would come first.
     return argv, {**environment, "JUPYTER_PREFER_ENV_PATH": "1"}
 

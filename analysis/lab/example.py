@@ -219,7 +219,7 @@ def _in_notebook() -> bool:
 def _main(argv: list[str]) -> int:
     from analysis.lab.command import run_settings
 
-    return run_settings(LabSettings.from_dict(json.loads(argv[1])), Path(argv[0]))
+    return run_settings(LabSettings.from_dict(json.loads(argv[1])), Path(argv[0]), figures=False)
 
 
 if __name__ == "__main__":
