@@ -320,7 +320,8 @@ class Run:
     ) -> Written:
         """Write this run as one self-contained HTML page, alone or beside a second run.
 
-        See `analysis.report.page.write_report` for the options: ``content``, ``emails``, ``figures``, ``progress``.
+        See `analysis.report.page.write_report` for the options: ``content``, ``emails``, ``figures`` and
+        ``progress``.
         """
         from analysis.report.page import write_report
 

@@ -2,8 +2,8 @@
 
 Token ids come from a vocabulary of 150,000 with the skew of a captured agent session: its 18,768 tokens are
 1,044 different ones, the three most frequent 1,526, 1,476 and 1,273 times; as many drawn here are 1,129, and
-2,089, 1,550 and 1,178 times. Sampled stretches alternate with tool output, sampled tokens carry a logprob with
-all its digits, and messages hold about four characters per token.
+2,089, 1,550 and 1,178 times. Sampled stretches alternate with tool output, sampled tokens carry a logprob
+with all its digits, and messages hold about four characters per token.
 """
 
 from __future__ import annotations
