@@ -78,7 +78,9 @@ def example_runs(count: int = 2) -> list[Path]:
     """
     if not 1 <= count <= len(EXAMPLES):
         raise ValueError(f"count must be between 1 and {len(EXAMPLES)}, got {count}")
-    named = [Path(name) for name in os.environ.get("WORKBENCH_RUN", "").split(os.pathsep) if name]
+    named = [
+        Path(name).expanduser() for name in os.environ.get("WORKBENCH_RUN", "").split(os.pathsep) if name
+    ]
     for folder in named:
         if not folder.is_dir():
             raise LabError(f"WORKBENCH_RUN names {folder}, which is no folder; name the folder of a run")
