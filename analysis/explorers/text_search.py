@@ -6,7 +6,6 @@ and remembered up to a limit, so that the next query over the same sessions cost
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.explorers.lookup import RunTables
-from analysis.html.text import visible
+from analysis.html.text import TextPattern, visible
 from analysis.run import Run
 from analysis.stats._columns import Ints, texts
 from analysis.transcripts.reading import read_transcript
@@ -143,7 +142,7 @@ class SearchTexts:
 
 
 def column_hits(
-    sessions: pd.DataFrame, places: Ints, pattern: re.Pattern[str], fields: Sequence[str] = FIELDS
+    sessions: pd.DataFrame, places: Ints, pattern: TextPattern, fields: Sequence[str] = FIELDS
 ) -> list[Hit]:
     """Return the hits in ids and reasons.
 
@@ -175,7 +174,7 @@ def column_hits(
 
 
 def text_hits(
-    tables: RunTables, store: SearchTexts, places: Ints, pattern: re.Pattern[str]
+    tables: RunTables, store: SearchTexts, places: Ints, pattern: TextPattern
 ) -> Iterator[tuple[int, list[Hit]]]:
     """Look through the texts of sessions, one after the other.
 
@@ -204,7 +203,7 @@ def text_hits(
         yield done, hits
 
 
-def snippet(text: str, pattern: re.Pattern[str]) -> tuple[int, str, str, str] | None:
+def snippet(text: str, pattern: TextPattern) -> tuple[int, str, str, str] | None:
     """Return how often a pattern is in a text, and the first place with what is around it; None if nowhere.
 
     Empty matches do not count, and counting stops at ten thousand.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import traitlets
 from markupsafe import Markup
 
 from analysis.explorers.assets import WorkbenchWidget, script
-from analysis.html.text import visible
+from analysis.html.text import TextPattern, visible
 from analysis.html.transcript import transcript_html
 from analysis.transcripts.model import Transcript
 
@@ -43,7 +42,7 @@ class TranscriptView(WorkbenchWidget):
     focus = traitlets.Int(-1).tag(sync=True)
 
     def show(
-        self, transcript: Transcript | None, *, pattern: re.Pattern[str] | None = None, note: str = ""
+        self, transcript: Transcript | None, *, pattern: TextPattern | None = None, note: str = ""
     ) -> None:
         """Show a trace.
 

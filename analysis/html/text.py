@@ -11,12 +11,12 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
 from markupsafe import Markup, escape
 
-__all__ = ["clipped", "escaped", "passing", "template", "visible"]
+__all__ = ["TextPattern", "clipped", "escaped", "passing", "template", "visible"]
 
 _MARGIN = 4096
 _through: ContextVar[Callable[[str], str] | None] = ContextVar("analysis_html_text_through", default=None)
@@ -31,6 +31,16 @@ _HIDDEN = re.compile(
 # Marks that sit above and below a letter; a tower of them would cover the lines around it.
 _MARK = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 _TOWER = re.compile(f"({_MARK}{{6}})({_MARK}+)")
+
+
+class TextPattern(Protocol):
+    """What finds places in texts: a compiled expression, or something that searches like one."""
+
+    def finditer(self, text: str, /) -> Iterator[Any]:
+        """Yield the matches in a text."""
+
+    def search(self, text: str, /) -> Any | None:
+        """Return the first match in a text, or None."""
 
 
 def visible(text: str) -> str:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from analysis.html.text import escaped, template
+from analysis.html.text import TextPattern, escaped, template
 from analysis.transcripts.model import Block, Message, SessionTranscript, Transcript, Turn
 
 __all__ = ["session_html", "transcript_html", "turn_facts"]
@@ -59,14 +58,14 @@ _TEXT = Markup('<pre class="wb-text" dir="auto">\n{}</pre>')
 class _Look:
     """What a transcript is drawn with: the search pattern, and the names of the calls that tools answer."""
 
-    pattern: re.Pattern[str] | None
+    pattern: TextPattern | None
     call_names: dict[str, str]
 
 
 def transcript_html(
     transcript: Transcript,
     *,
-    pattern: re.Pattern[str] | None = None,
+    pattern: TextPattern | None = None,
     messages: slice = slice(None),
     marked: Collection[int] = (),
     tools: bool = True,
@@ -103,7 +102,7 @@ def transcript_html(
     return Markup('<div class="wb-transcript">{}</div>').format(Markup("").join([*lead, *parts]))
 
 
-def session_html(session: SessionTranscript, *, pattern: re.Pattern[str] | None = None) -> Markup:
+def session_html(session: SessionTranscript, *, pattern: TextPattern | None = None) -> Markup:
     """Return all traces of a session as HTML, the first one open.
 
     Parameters

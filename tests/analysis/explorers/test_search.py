@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from ipywidgets.widgets.widget import _instances
 
+from analysis.errors import ExplorerError
 from analysis.explorers import text_search
 from analysis.explorers.lookup import RunTables
 from analysis.explorers.search import SearchExplorer
@@ -97,6 +98,20 @@ class TestSearching:
         explorer.search("needle")
         assert explorer.error_text() == ""
         explorer.wait(LONG)
+
+    def test_an_expression_without_end_is_given_up(self, tmp_path: Path) -> None:
+        text = "a" * 60 + "b"
+        run = load_sessions(tmp_path, session("ses-1", trace(response=turn_messages(text)), error=text))
+        explorer = SearchExplorer(run)
+        explorer.where.value = "texts"
+        explorer.search("/(a|aa)+$/")  # Python's own engine would never come back, nor let go of the kernel
+        with pytest.raises(ExplorerError, match="takes more than"):
+            explorer.wait(LONG)
+        explorer.where.value = "columns"
+        with pytest.raises(ExplorerError, match="takes more than"):
+            explorer.search()
+        assert found(explorer, "aab") == [("ses-1", "error", 1)]
+        explorer.close()
 
     def test_a_run_without_anything(self) -> None:
         explorer = SearchExplorer(no_rows())

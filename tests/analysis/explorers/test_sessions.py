@@ -281,3 +281,10 @@ class TestQueries:
         with pytest.raises(ExplorerError):
             compiled(query)
         assert query_pattern(query) is None
+
+    def test_an_expression_without_end_marks_nothing_more(self) -> None:
+        pattern = query_pattern("/(a|aa)+$|b/")
+        assert pattern is not None
+        assert [match[0] for match in pattern.finditer("xb")] == ["b"]
+        assert pattern.search("a" * 60 + "c") is None
+        assert list(pattern.finditer("xb")) == []
