@@ -11,9 +11,10 @@ settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _patient_stops() -> Iterator[None]:
-    """Give workers more than production's two seconds for their end: other work may take up the machine."""
+def _patience() -> Iterator[None]:
+    """Give stops and the doctor more time than in production: other work may take up the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("slime_bridge.worker._STOP_SECONDS", 20.0)
         patch.setattr("slime_bridge.evaluation.run._STOP_SECONDS", 20.0)
+        patch.setattr("slime_bridge.doctor.examination._REQUEST_SECONDS", 15.0)
         yield
