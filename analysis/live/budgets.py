@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 
 __all__ = ["Budget", "Spent"]
@@ -54,7 +55,8 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("max_seconds", "max_tokens", "max_sessions"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
+            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if value is not None and not (number and math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be above 0, or None for no bound; got {value!r}")
 
     def reached(self, spent: Spent) -> str | None:

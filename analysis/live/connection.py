@@ -17,7 +17,7 @@ from analysis.live.backends import Backend
 from analysis.live.budgets import Budget
 from analysis.live.handle import LiveHandle
 from analysis.live.launching import resume_submission, start_submission
-from analysis.live.plan import Plan, prompt_rows
+from analysis.live.plan import Plan, prompt_rows, refuse_unknown_keys
 from analysis.live.preflight import Preflight, run_preflight
 from analysis.live.registry import LiveFolder
 from analysis.live.shield import shielded
@@ -358,6 +358,7 @@ class Lab:
                 "nothing says what a task looks like: pass task_template={...} to submit, or config= with a "
                 "polar_task_template (the file of --custom-config-path) to live.connect"
             )
+        refuse_unknown_keys(keys, named)
         return keys
 
     def _adopt(self, handle: SubmissionHandle, *, named: bool) -> None:

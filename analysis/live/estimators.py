@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from analysis.errors import SubmissionError
@@ -58,6 +58,11 @@ def choose_estimator(
         choice = EstimatorChoice(estimator)
     else:
         cls = estimator if isinstance(estimator, type) else type(estimator)
+        if not is_dataclass(cls):
+            raise SubmissionError(
+                f"{estimator!r} is no advantage estimator: pass a name, 'module:attribute', an object of "
+                "slime_bridge.advantages or of a class derived from its AdvantageEstimator"
+            )
         kwargs = {} if isinstance(estimator, type) else _settings(estimator)
         choice = EstimatorChoice(_name_of(cls), kwargs)
     try:

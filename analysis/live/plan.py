@@ -6,6 +6,7 @@ holds no credentials: where the server is and how to be let in is the connection
 
 from __future__ import annotations
 
+import difflib
 import json
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,12 +17,14 @@ from typing import Any
 from analysis.errors import SubmissionError
 from analysis.lab.files import write_text
 from analysis.live.budgets import Budget
+from slime_bridge.config.keys import KEYS
 
-__all__ = ["Plan", "prompt_rows", "read_plan", "write_plan"]
+__all__ = ["Plan", "prompt_rows", "read_plan", "refuse_unknown_keys", "write_plan"]
 
 PLAN_VERSION = 1
 _FILE = "submission.json"
 _PROMPTS = "prompts.jsonl"
+_SUBMIT_OPTIONS = ("n_samples", "name", "max_seconds", "max_tokens", "max_sessions", "max_in_flight")
 _ROW_KEYS = ("prompt", "label", "metadata")
 
 
@@ -111,6 +114,32 @@ def prompt_rows(prompts: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(_row(item, place) for place, item in enumerate(prompts))
 
 
+def refuse_unknown_keys(keys: Mapping[str, Any], given: Iterable[str]) -> None:
+    """Raise if a key that was passed is none of the bridge's, and no template asks for it.
+
+    Parameters
+    ----------
+    keys
+        All keys, with ``polar_`` before them.
+    given
+        Those that were passed with this submission. A misspelt bound would be no bound.
+
+    Raises
+    ------
+    SubmissionError
+        For the first such key; names the nearest one.
+    """
+    known = [key.name for key in KEYS]
+    templates = json.dumps([value for name, value in keys.items() if name.endswith("_template")], default=str)
+    for name in given:
+        if name not in known and f"args.{name}" not in templates:
+            asked = name.removeprefix("polar_")
+            options = [*_SUBMIT_OPTIONS, *(key.removeprefix("polar_") for key in known)]
+            close = difflib.get_close_matches(asked, options, n=1)
+            hint = f": did you mean {close[0]}?" if close else "; `slime-bridge keys` lists them"
+            raise SubmissionError(f"{asked} is no option of submit and no key of the bridge{hint}")
+
+
 def _row(item: Any, place: int) -> Mapping[str, Any]:
     if isinstance(item, str) or _is_chat(item):
         row: dict[str, Any] = {"prompt": item, "label": None}
@@ -190,5 +219,7 @@ def read_plan(folder: Path) -> Plan:
         )
     except FileNotFoundError as error:
         raise SubmissionError(f"{folder} holds no submission") from error
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except SubmissionError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
         raise SubmissionError(f"{folder / _FILE} is damaged: {error!r}") from error

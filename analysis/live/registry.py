@@ -33,6 +33,7 @@ RUNS_VARIABLE = "WORKBENCH_RUNS"
 _RECORD = "live.json"
 _LOCK = "live.lock"
 _VERSION = 1
+_LATEST = 2.0**33  # seconds, in the year 2242: what pandas can hold
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -106,7 +107,7 @@ class LiveFolder:
         RunNameError
             If the name is taken, or cannot be the name of a folder.
         """
-        if name is not None and not _NAME.fullmatch(name):
+        if name is not None and not _usable(name):
             raise RunNameError(
                 f"{name!r} cannot name a run: use letters, digits, dots, dashes and underscores, at most 100"
             )
@@ -138,12 +139,11 @@ class LiveFolder:
         RunNotFoundError
             If there is none of this name.
         """
-        folder = cls(runs / name)
-        if not _NAME.fullmatch(name) or not (folder.path / _RECORD).is_file():
+        if not _usable(name) or not (runs / name / _RECORD).is_file():
             known = sorted(path.parent.name for path in runs.glob(f"*/{_RECORD}"))
             shown = ", ".join(known[-10:]) or "none"
             raise RunNotFoundError(f"no live run {name!r} in {runs}; there are: {shown}")
-        return folder
+        return cls(runs / name)
 
     def lock(self) -> None:
         """Claim the run for this process until `release`.
@@ -186,7 +186,7 @@ class LiveFolder:
         try:
             content = json.loads((self.path / _RECORD).read_text(encoding="utf-8"))
             known = {name: content[name] for name in LiveRecord.__dataclass_fields__ if name in content}
-            return LiveRecord(**known)
+            return _checked(LiveRecord(**known))
         except (OSError, ValueError, TypeError) as error:
             raise RunNotFoundError(f"{self.path / _RECORD} cannot be read: {error}") from error
 
@@ -202,6 +202,23 @@ class LiveFolder:
                 self.write(replace(self.read(), state=state, reason=reason, ended=time.time()))
         finally:
             self.release()
+
+
+def _usable(name: object) -> bool:
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def _checked(record: LiveRecord) -> LiveRecord:
+    """Return a record that was read, if its values are what they should be; raise ValueError otherwise."""
+    for name in ("kind", "name", "server", "state", "reason"):
+        if not isinstance(getattr(record, name), str):
+            raise ValueError(f"{name} is no text")
+    for name in ("created", "ended"):
+        seconds = getattr(record, name)
+        number = isinstance(seconds, int | float) and 0 <= seconds < _LATEST
+        if not number and not (name == "ended" and seconds is None):
+            raise ValueError(f"{name} is no time")
+    return record
 
 
 def runs_frame(runs: Path) -> pd.DataFrame:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
+from analysis.errors import LiveError
 from analysis.live.following import RunFollower, require_run
 from analysis.live.handle import LiveHandle
 from analysis.live.progress import Snapshot
@@ -111,7 +113,11 @@ def watch(run_dir: str | os.PathLike[str], *, interval: float = 1.0) -> Watch:
     ------
     RunNotFoundError
         If there is no journal in the folder.
+    LiveError
+        If the interval is no time.
     """
+    if not (isinstance(interval, int | float) and 0 < interval <= threading.TIMEOUT_MAX):
+        raise LiveError(f"interval must be seconds above 0, got {interval!r}")
     folder = Path(run_dir).expanduser().resolve()
     require_run(folder)
     return Watch(folder, interval=interval)

@@ -44,9 +44,9 @@ def test_a_group_fits_into_the_sessions_as_a_whole() -> None:
     assert budget.reached(Spent(sessions=10)) is None
 
 
-@pytest.mark.parametrize("wrong", [0, -1, math.nan, math.inf])
+@pytest.mark.parametrize("wrong", [0, -1, math.nan, math.inf, "5", True])
 @pytest.mark.parametrize("name", ["max_seconds", "max_tokens", "max_sessions"])
 def test_bounds_are_above_zero(name: str, wrong: Any) -> None:
     """The error names the bound and the value."""
-    with pytest.raises(ValueError, match=rf"{name} must be above 0.*got {wrong}"):
+    with pytest.raises(ValueError, match=rf"{name} must be above 0.*got {wrong!r}"):
         Budget(**{name: wrong})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,13 @@ def test_unknown_names_are_refused_before_anything_starts(name: str) -> None:
     """A training of a minute must not fail of a typo."""
     with pytest.raises(SubmissionError, match=name.split(":")[0]):
         choose_estimator(name)
+
+
+@pytest.mark.parametrize("thing", [3, 0.5, len, ["grpo"], dict])
+def test_what_is_no_estimator_is_refused(thing: Any) -> None:
+    """Whatever it is."""
+    with pytest.raises(SubmissionError, match="no advantage estimator"):
+        choose_estimator(thing)
 
 
 def test_classes_of_a_notebook_are_told_the_way_to_a_file() -> None:

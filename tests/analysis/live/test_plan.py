@@ -11,8 +11,11 @@ import pytest
 
 from analysis.errors import SubmissionError
 from analysis.live.budgets import Budget
-from analysis.live.plan import Plan, prompt_rows, read_plan, write_plan
+from analysis.live.plan import Plan, prompt_rows, read_plan, refuse_unknown_keys, write_plan
 
+OTHER_BUDGET = json.dumps(
+    {"version": 1, "n_samples": 1, "max_in_flight": 1, "keys": {}, "budget": {"max_seconds": -1}}
+)
 CHAT = [{"role": "user", "content": "hi"}]
 
 
@@ -73,7 +76,17 @@ def test_a_plan_comes_back_as_it_was(tmp_path: Path) -> None:
     assert read_plan(tmp_path) == written
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 99}'])
+def test_misspelt_options_are_refused() -> None:
+    """A bound that is spelt otherwise would be none; what a template asks for is meant."""
+    with pytest.raises(SubmissionError, match="max_second is no option.*did you mean max_seconds"):
+        refuse_unknown_keys({}, ["polar_max_second"])
+    with pytest.raises(SubmissionError, match="bogus.*slime-bridge keys"):
+        refuse_unknown_keys({}, ["polar_bogus"])
+    template = {"agent": {"harness": "{args.polar_harness}"}}
+    refuse_unknown_keys({"polar_task_template": template}, ["polar_harness", "polar_task_template"])
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 99}', OTHER_BUDGET])
 def test_damaged_plans_are_said_to_be(tmp_path: Path, content: str) -> None:
     """Torn, foreign, or of a newer version."""
     write_plan(tmp_path, plan())

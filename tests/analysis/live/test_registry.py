@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,8 +45,8 @@ def test_unnamed_runs_get_names_of_their_own(tmp_path: Path) -> None:
     assert all(name.startswith("training-") for name in names)
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a b", "-a", "x" * 101, "a\n", "ü"])
-def test_names_are_plain(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a b", "-a", "x" * 101, "a\n", "ü", 3, b"a"])
+def test_names_are_plain(tmp_path: Path, name: Any) -> None:
     """A name is one folder, never a path."""
     with pytest.raises(RunNameError, match="cannot name a run"):
         LiveFolder.new(tmp_path, "submission", name, server="")
@@ -95,6 +97,10 @@ def test_all_runs_as_a_frame(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "live.json").write_text("{")
+    good = json.loads((tmp_path / "a" / "live.json").read_text())
+    for number, change in enumerate([{"created": "soon"}, {"ended": 1e300}, {"name": 3}, {"created": None}]):
+        (tmp_path / f"odd-{number}").mkdir()
+        (tmp_path / f"odd-{number}" / "live.json").write_text(json.dumps({**good, **change}))
     frame = runs_frame(tmp_path)
     assert list(frame["name"]) == ["b", "a"]
     assert list(frame["state"]) == ["running", "finished"]

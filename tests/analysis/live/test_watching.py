@@ -6,11 +6,12 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from analysis import live
-from analysis.errors import RunNotFoundError
+from analysis.errors import LiveError, RunNotFoundError
 from analysis.lab.run_folder import RunFolder
 from slime_bridge.journal import Journal
 from tests.analysis.live.support import eventually, live_threads
@@ -99,6 +100,14 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunNotFoundError, match=name):
         live.watch(tmp_path / name)
+
+
+@pytest.mark.parametrize("interval", [0, -1, float("nan"), "1"])
+def test_an_interval_is_a_time(tmp_path: Path, interval: Any) -> None:
+    """One below zero would look without a pause."""
+    (tmp_path / "journal.jsonl").write_text("")
+    with pytest.raises(LiveError, match="interval"):
+        live.watch(tmp_path, interval=interval)
 
 
 def test_stopping_is_repeatable_and_wakes_who_waits(tmp_path: Path) -> None:
