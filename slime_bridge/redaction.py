@@ -13,17 +13,25 @@ from collections.abc import Iterable
 __all__ = ["excerpt", "names_a_secret", "redact", "redact_counting"]
 
 _MASK = "***"
+_QUOTE = r"(?:\\{0,8}[\"']|&quot;|&\#3[49];)"
+_IS = r"(?::=|=>|={1,3}|:|%3[ad])"
 _SECRET_NAME = (
     # A number of few digits behind "token" is an id of the vocabulary.
-    r"(?:token(?!s|_ids?|izer|[\"']?\s*[:=]\s*\d{1,7}\b)|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key"
-    r"|authorization|credential|signature|session[_-]?key|cookie|callback_url)"
+    rf"(?:token(?!s|_ids?|izer|{_QUOTE}?\s*[:=]\s*\d{{1,7}}\b)|secret|passw(?:or)?d|passphrase|api[_ -]?key"
+    r"|access[_-]?key|private[_-]?key|authorization|credential|signature|session[_-]?key|cookie|callback_url)"
+)
+# A quoted value within quoted text ends at a quote that is escaped as its first one is.
+_VALUE = (
+    r"(?:(?P<quote>\\{1,8}[\"']|&quot;|&\#3[49];)(?:(?!(?<!\\)(?P=quote)).){0,4000}(?:(?P=quote))?"
+    r"|\"(?:[^\"\\]|\\.)*\"?|'(?:[^'\\]|\\.)*'?|[^\s,;&}\])\"']+)"
 )
 # Word characters around a secret name are bounded, so that long words cannot make the search quadratic.
 _PATTERNS = (
     (
         "private key",
         re.compile(
-            r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:(?!-----END )[\s\S]){0,20000}(?:-----END [A-Z ]+-+)?"
+            r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----(?:(?!-----END )[\s\S]){0,20000}"
+            r"(?:-----END [A-Z ]+-+)?"
         ),
         _MASK,
     ),
@@ -39,11 +47,24 @@ _PATTERNS = (
         re.compile(r"(?i)\b(basic|digest)\s+(?=\S{0,100}(?:[\d=+/]|(?-i:[a-z][A-Z])))[A-Za-z0-9._~+/=-]{6,}"),
         rf"\1 {_MASK}",
     ),
+    ("cookies", re.compile(r"(?i)\b((?:set-)?cookie\s*:\s*)[^\r\n\"'\\]{1,4000}"), rf"\1{_MASK}"),
     (
         "value behind a secret's name",
+        re.compile(rf"(?i)({_SECRET_NAME}[\w.-]{{0,40}}{_QUOTE}?\s*{_IS}\s*){_VALUE}"),
+        rf"\1{_MASK}",
+    ),
+    (
+        # As a command's option, whose value is the next word.
+        "value behind a secret's name",
+        re.compile(rf"(?i)((?<![\w-])--?[\w-]{{0,40}}{_SECRET_NAME}[\w-]{{0,40}}\s+)(?!-){_VALUE}"),
+        rf"\1{_MASK}",
+    ),
+    (
+        # As an entry of a list of environment variables or headers.
+        "value behind a secret's name",
         re.compile(
-            rf"(?i)({_SECRET_NAME}[\w.-]{{0,40}}[\"']?\s*[:=]\s*)"
-            r"(?:\"(?:[^\"\\]|\\.)*\"?|'(?:[^'\\]|\\.)*'?|[^\s,;&}\])\"']+)"
+            rf"(?i)({_QUOTE}(?:name|key){_QUOTE}\s*[:=]\s*{_QUOTE}[\w.-]{{0,40}}{_SECRET_NAME}[\w.-]{{0,40}}{_QUOTE}"
+            rf"\s*,\s*{_QUOTE}value{_QUOTE}\s*[:=]\s*){_VALUE}"
         ),
         rf"\1{_MASK}",
     ),
@@ -51,7 +72,8 @@ _PATTERNS = (
     (
         "API key",
         re.compile(
-            r"\b(?:hf_[A-Za-z0-9]{12,}|(?:(?:gh[pousr]|github_pat|glpat|xox[abp]|wandb_v1)[_-]|AIza)[A-Za-z0-9_-]{8,})"
+            r"\b(?:hf_[A-Za-z0-9]{12,}|(?:(?:gh[pousr]|github_pat|glpat|xox[abp]|wandb_v1|[sr]k_(?:live|test))[_-]"
+            r"|AIza|GOCSPX-|npm_(?=\w{30})|pypi-(?=\w{30}))[A-Za-z0-9_-]{8,})"
         ),
         _MASK,
     ),
