@@ -190,6 +190,9 @@ def trajectory_rows(autopsy: Autopsy) -> tuple[pd.DataFrame, list[Column]]:
     silent = {c.name for c in columns if shown[c.name].isna().all()} - {"position"}
     if (floats(frame, "spread")[flags(frame, "counted")] == 1.0).all():
         silent.add("spread")
+    if shown.loc[flags(frame, "counted"), "arithmetic"].notna().all() and "arithmetic" not in silent:
+        # They stand in the arithmetic, which needs the room.
+        silent |= {"baseline", "spread"}
     return shown, [c for c in columns if c.name not in silent]
 
 
