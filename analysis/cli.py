@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -77,13 +78,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit code: 0 for success, 128 plus the signal's number after an interruption, 2 where an optional
+        Exit code: 0 for success, 128 plus the signal's number after an interruption or where nobody reads
+        the output any more, 2 where an optional
         dependency is missing, else what the job says.
     """
     try:
         options = build_parser().parse_args(argv)
         try:
-            return int(importlib.import_module(options.command.module).run(options))
+            code = int(importlib.import_module(options.command.module).run(options))
+            sys.stdout.flush()
+            return code
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] in ("analysis", "slime_bridge"):
                 raise
@@ -94,6 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 2
+    except BrokenPipeError:
+        # What reads the output has closed it, as `head` does; the interpreter flushes it once more on its way
+        # out, and must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt as interruption:
         # A job that holds resources handles its own interruption; this one came before it could, or after it
         # was done.

@@ -27,6 +27,8 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(f"{loaded!r}\nwriting {options.out}\n")
         sys.stdout.flush()
         out = loaded.to_parquet(options.out, tokens=not options.no_tokens, overwrite=options.overwrite)
+    except BrokenPipeError:
+        raise
     except (AnalysisError, OSError, ValueError) as error:
         return report_failure("convert", error)
     size = sum(path.stat().st_size for path in out.rglob("*.parquet"))

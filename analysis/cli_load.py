@@ -6,7 +6,6 @@ The first line appears before anything heavy is imported.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +100,7 @@ def run(options: argparse.Namespace) -> int:
         for name in options.show:
             sys.stdout.write(f"\n{name}\n{_shown(loaded, name, options)}\n")
     except BrokenPipeError:
-        # The reader has seen enough; Python must not complain about it at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
     except (AnalysisError, OSError, ValueError, KeyError) as error:
         return report_failure("load", error)
     return 0

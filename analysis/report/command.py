@@ -47,6 +47,8 @@ def run(options: argparse.Namespace) -> int:
             emails=not options.no_emails,
             figures=not options.no_figures,
         )
+    except BrokenPipeError:
+        raise
     except (AnalysisError, OSError, ValueError) as error:
         return report_failure("report", error)
     for finding in written.findings.found[:10]:

@@ -99,11 +99,15 @@ def write_report(
     Raises
     ------
     ReportError
-        If there is nothing in a run, or it holds several.
+        If there is nothing in a run, or it holds several, or no file can be at `path`.
+    OSError
+        If it cannot be written there.
     """
+    target = Path(path)
     for one in (run, compare):
         if one is not None:
             _check(one)
+    _check_target(target)
     redactor = Redactor(content=content, emails=emails)
     with _shown_steps(progress, len(SECTIONS) + 4 + (compare is not None)) as step, passing(redactor):
         measures = Measures(run)
@@ -116,7 +120,6 @@ def write_report(
         sections.insert(0, findings_section(found, redactor, drawn))
         step("page")
         data = _page(measures, found, sections, redactor).encode("utf-8")
-    target = Path(path)
     _replace(target, data)
     return Written(target, len(data), found, dict(redactor.removed), dict(redactor.withheld))
 
@@ -131,6 +134,14 @@ def _check(run: Any) -> None:
             f"a report is about one run, and this holds {len(names)}: {shown}; choose one with "
             f"run.filter(run={names[0]!r})"
         )
+
+
+def _check_target(target: Path) -> None:
+    """Raise before minutes of work if the page could not be put where it is wanted."""
+    if target.is_dir():
+        raise ReportError(f"{target} is a folder: name the file, such as {target / 'report.html'}")
+    if not target.parent.is_dir():
+        raise ReportError(f"there is no folder {target.parent} for {target.name}")
 
 
 def _sections(

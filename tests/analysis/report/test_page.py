@@ -245,12 +245,24 @@ def test_the_command_writes_the_page(embedded: RunFolder, tmp_path: Path, capsys
     assert "workbench report:" in capsys.readouterr().err
 
 
-def test_a_failed_write_leaves_the_old_page(tmp_path: Path) -> None:
-    target = tmp_path / "folder"
-    target.mkdir()
-    with pytest.raises(OSError):  # noqa: PT011 - which one depends on the system
+def test_a_failed_write_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "page.html"
+    target.write_text("old")
+
+    def full(self: Path, other: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
         write_report(given(), target, figures=False)
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"page.html": "old"}
+
+
+def test_a_place_where_no_page_can_be_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"is a folder: name the file, such as .*report\.html"):
+        write_report(given(), tmp_path)
+    with pytest.raises(ReportError, match="there is no folder"):
+        write_report(given(), tmp_path / "none" / "page.html")
 
 
 def test_the_fingerprint_tells_configurations_apart() -> None:
