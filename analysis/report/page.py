@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
 from analysis.errors import ReportError
@@ -109,7 +110,9 @@ def write_report(
             _check(one)
     _check_target(target)
     redactor = Redactor(content=content, emails=emails)
-    with _shown_steps(progress, len(SECTIONS) + 4 + (compare is not None)) as step, passing(redactor):
+    steps = _shown_steps(progress, len(SECTIONS) + 4 + (compare is not None))
+    # Sums of rewards without bounds have none either: that is for the page to show, not for warnings.
+    with steps as step, passing(redactor), np.errstate(over="ignore", invalid="ignore"):
         measures = Measures(run)
         step("findings")
         found = find(measures, RULES)
@@ -125,7 +128,11 @@ def write_report(
 
 
 def _check(run: Any) -> None:
-    names = run.names
+    names = getattr(run, "names", None)
+    if names is None:
+        raise ReportError(
+            f"a report is about a loaded run, as analysis.load gives it, got a {type(run).__name__}"
+        )
     if not names:
         raise ReportError("there is nothing in this run to report on; see run.problems and run.skipped")
     if len(names) > 1:

@@ -64,8 +64,8 @@ def logprob_mismatch(measures: Measures) -> Finding | None:
     traces = frames.traces[~flags(frames.traces, "evaluation")]
     difference = floats(traces, "train_logprob_abs_diff")
     rows = session_rows(frames.sessions, traces)
-    age = np.where(rows >= 0, floats(frames.sessions, "staleness")[rows], np.nan)
-    fresh = (age == 0) & ~np.isnan(difference)
+    fresh = ~np.isnan(difference) & (rows >= 0)  # -1 is none: dumps alone know no session
+    fresh[fresh] = floats(frames.sessions, "staleness")[rows[fresh]] == 0
     if not fresh.any():
         raise StatsError("no trace without lag has logprobs of both engine and trainer")
     weights = floats(traces, "trainable_tokens")

@@ -22,6 +22,14 @@ def measures(fault: str = "", seed: int = 0) -> Measures:
     return Measures(synthetic_run(fault, seed=seed))
 
 
+def test_traces_of_nobody_have_no_lag() -> None:
+    """Dumps alone, without a journal and without results, hold traces and no session."""
+    tables = synthetic_run("mismatch")
+    tables["session"] = tables["session"].head(0)
+    with pytest.raises(StatsError, match="no trace without lag"):
+        RULE["logprob mismatch"](Measures(tables))
+
+
 PLANTED = [
     ("too easy", "collapse of variance", "serious", f"with rollout {START}", "signal"),
     ("too easy", "zero-signal streak", "serious", f"({START} to 41, the last)", "signal"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -232,6 +233,20 @@ def test_one_run_at_a_time(embedded: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"holds 2: a, b; choose one with run.filter\(run='a'\)"):
         write_report(several, tmp_path / "x.html")
     assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize("other", [{}, "run", 3])
+def test_what_is_no_run_cannot_be_compared_with(other: object, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="about a loaded run"):
+        write_report(given(), tmp_path / "x.html", compare=other)
+
+
+@pytest.mark.parametrize("reward", [math.inf, -1e308, math.nan])
+def test_rewards_without_bounds_are_no_obstacle(reward: float, tmp_path: Path) -> None:
+    run = given()
+    for name in ("session", "trace"):
+        run[name] = run[name].assign(reward=reward)
+    assert write_report(run, tmp_path / "x.html", figures=False).size > 0
 
 
 def test_the_command_writes_the_page(embedded: RunFolder, tmp_path: Path, capsys) -> None:
