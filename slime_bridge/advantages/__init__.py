@@ -128,8 +128,9 @@ def _import(path: str) -> Any:
         found: Any = import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as exc:
-        raise AdvantageError(f"cannot import the advantage estimator {path!r}: {exc}") from exc
+    except Exception as exc:  # importing runs the module, which may raise anything
+        kind = "" if isinstance(exc, ImportError | AttributeError | ValueError) else f"{type(exc).__name__}: "
+        raise AdvantageError(f"cannot import the advantage estimator {path!r}: {kind}{exc}") from exc
     return found
 
 

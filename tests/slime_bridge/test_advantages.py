@@ -573,6 +573,16 @@ class TestRegistry:
         with pytest.raises(AdvantageError, match=message):
             get_estimator(name, kwargs)
 
+    @pytest.mark.parametrize(
+        ("code", "message"), [("def (", "SyntaxError"), ("1 / 0", "ZeroDivisionError: division by zero")]
+    )
+    def test_own_code_that_cannot_be_imported(self, tmp_path, monkeypatch, code, message):
+        """Whatever it raises, the error names the estimator that was asked for."""
+        (tmp_path / "broken_estimator.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(AdvantageError, match=f"'broken_estimator:Mine': {message}"):
+            get_estimator("broken_estimator:Mine")
+
     def test_own_code_by_path(self, my_module):
         """A class, a ready estimator, and a plain function with and without parameters."""
         data = batch([1.0, 2.0], valid=[True, False])
