@@ -98,6 +98,7 @@ def _execute(notebooks: Sequence[Path], out: Path) -> int:
     from analysis.errors import NotebookError
     from analysis.notebook_runner import execute, write_page
 
+    out.mkdir(parents=True, exist_ok=True)  # before minutes of work that would have no place
     failed = 0
     for path in notebooks:
         line = _Line(path.stem)

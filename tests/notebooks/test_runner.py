@@ -46,6 +46,16 @@ def test_the_command_goes_on_after_a_failure_and_says_so_with_its_exit_code(tmp_
     assert str(tmp_path) in (tmp_path / "out" / "b.html").read_text()
 
 
+def test_a_folder_that_cannot_be_made_is_said_before_anything_runs(tmp_path, monkeypatch, capsys):
+    """Executing takes minutes."""
+    ran = []
+    monkeypatch.setattr("analysis.notebook_runner.execute", lambda path, **_: ran.append(path))
+    (tmp_path / "file").write_text("")
+    assert cli.main(["notebook", "--execute", str(tmp_path / "file")]) == 1
+    assert "File exists" in capsys.readouterr().err
+    assert ran == []
+
+
 def test_pages_show_what_widgets_held_and_say_where_a_kernel_is_needed():
     def widget(name, **state):
         return {"model_name": name, "state": state}
