@@ -236,7 +236,8 @@ class TestAgainstTheStandardParser:
         """Whatever a socket delivers, nothing but a ProtocolError comes out."""
         for decode in (decode_session_result, decode_task_payload, decode_nodes, decode_server_status):
             with pytest.raises(ProtocolError):
-                decode(data if data not in (b"[]", "[]") else b"{}")
+                # A list of nodes may be empty: the one thing here that is as short as it is right.
+                decode(b"{}" if data.strip() in (b"[]", "[]") else data)
 
     @settings(max_examples=60)
     @given(st.data())
