@@ -3,7 +3,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# setuptools warns at every editable install about what an editable install is.
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LAB_READY := $(VENV)/.lab-ready
 NOTEBOOK_READY := $(VENV)/.notebook-ready
 DEV_READY := $(VENV)/.dev-ready

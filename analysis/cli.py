@@ -60,7 +60,9 @@ def build_parser(commands: Sequence[Command] | None = None) -> argparse.Argument
     subparsers = parser.add_subparsers(title="jobs", required=True, metavar="JOB")
     for command in COMMANDS if commands is None else commands:
         sub = subparsers.add_parser(
-            command.name, help=command.summary, description=f"{command.summary.capitalize()}."
+            command.name,
+            help=command.summary,
+            description=f"{command.summary[:1].upper()}{command.summary[1:]}.",
         )
         importlib.import_module(command.module).add_arguments(sub)
         sub.set_defaults(command=command)

@@ -31,7 +31,7 @@ def resolve_sglang_router_base_url(args: Any) -> str:
         raise ConfigError(
             f"the SGLang router is not known: sglang_router_ip is {ip!r}, sglang_router_port is {port!r}. "
             "Slime sets both when its servers have started; elsewhere pass --sglang-router-ip and "
-            "--sglang-router-port"
+            "--sglang-router-port (`slime-bridge topology` takes both as --router HOST:PORT)"
         )
     try:
         number = 0 if isinstance(port, bool) else int(port)

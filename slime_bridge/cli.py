@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("keys", _keys, "print every configuration key, as Markdown"),
         ("metrics", _metrics, "print every metric, as Markdown"),
     ):
-        job = jobs.add_parser(name, help=text, description=f"{text.capitalize()}.")
+        job = jobs.add_parser(name, help=text, description=f"{text[:1].upper()}{text[1:]}.")
         job.set_defaults(run=run)
     return parser
 
@@ -93,7 +93,9 @@ def _say_json(value: Any) -> None:
 def _job(
     jobs: Any, name: str, run: Callable[[argparse.Namespace], int], text: str
 ) -> argparse.ArgumentParser:
-    job: argparse.ArgumentParser = jobs.add_parser(name, help=text, description=f"{text.capitalize()}.")
+    job: argparse.ArgumentParser = jobs.add_parser(
+        name, help=text, description=f"{text[:1].upper()}{text[1:]}."
+    )
     job.set_defaults(run=run)
     return job
 
@@ -229,7 +231,7 @@ def _add_journal(jobs: Any) -> None:
     job = _job(jobs, "journal", _journal_audit, "look at a journal")
     actions = job.add_subparsers(title="actions", required=True, metavar="ACTION")
     text = "prove from a journal that no group was lost, doubled or trained on without right"
-    action = actions.add_parser("audit", help=text, description=f"{text.capitalize()}.")
+    action = actions.add_parser("audit", help=text, description=f"{text[:1].upper()}{text[1:]}.")
     action.add_argument("path", metavar="PATH", help="journal.jsonl, or the folder that holds it")
     action.add_argument("--json", action="store_true", help="print the result as JSON")
 

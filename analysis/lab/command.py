@@ -17,7 +17,7 @@ from analysis.errors import AnalysisError
 from analysis.lab.interrupts import Interrupted, Interrupts
 from analysis.lab.run_folder import RunFolder
 from analysis.lab.settings import LabSettings
-from slime_bridge.errors import BridgeError
+from slime_bridge.errors import AdvantageError, BridgeError
 
 if TYPE_CHECKING:
     from analysis.lab.progress import Progress
@@ -28,7 +28,11 @@ __all__ = ["add_arguments", "run", "run_settings", "settings_from"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench lab`."""
     defaults = LabSettings()
-    parser.add_argument("--seed", type=int, help=f"decides everything random (default: {defaults.seed})")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help=f"decides data, weights and faults; the timing of sessions is real (default: {defaults.seed})",
+    )
     parser.add_argument("--rollouts", type=int, help=f"training rollouts (default: {defaults.rollouts})")
     parser.add_argument(
         "--estimator",
@@ -65,7 +69,20 @@ def settings_from(options: argparse.Namespace) -> LabSettings:
         settings = settings.faster()
     if options.rollouts is not None:
         settings = settings.with_rollouts(options.rollouts)
+    _check_estimator(settings)
     return settings
+
+
+def _check_estimator(settings: LabSettings) -> None:
+    """Find out now, not after the servers have started and the policy was evaluated."""
+    if settings.advantage_estimator is None:
+        return
+    from slime_bridge.advantages import get_estimator  # here, because most runs do not name one
+
+    try:
+        get_estimator(settings.advantage_estimator, settings.advantage_estimator_kwargs)
+    except AdvantageError as error:
+        raise ValueError(f"--estimator: {error}") from error
 
 
 def _read_settings(path: Path) -> LabSettings:

@@ -256,5 +256,6 @@ def _report(settings: LabSettings, folder: RunFolder, progress: Progress, figure
         counts[str(reason)] += int(groups)
     summary = summarise(read_metrics(folder.metrics), counts, wall_seconds=progress.elapsed())
     progress.note(format_summary(summary, convert_captures()))
-    progress.note(f"\neverything is in {folder.root}")
+    progress.note(f"\nto look at it: `make notebook`, or `workbench report {folder.root}`")
+    progress.note(f"everything is in {folder.root}")
     return summary

@@ -175,11 +175,12 @@ def incomplete_data(measures: Measures) -> Finding | None:
         return None
     said = [f"{len(problems):,} problems were met while loading"] if len(problems) else []
     said += [f"train dumps match {share_text(share)} of the dumped samples"] if share < 0.99 else []
+    statement = f"{' and '.join(said)}: this page is about what was read and matched."
     rows: pd.DataFrame = problems if len(problems) else coverage[coverage["fraction"] < 1]
     return Finding(
         "incomplete data",
         "warning",
-        f"{' and '.join(said)}: what follows is about the rest.".capitalize(),
+        statement[:1].upper() + statement[1:],
         "run.problems lists each file with what is wrong and what helps; run.coverage has the dumps by "
         "rollout.",
         min(1.0, max(1 - share, len(problems) / max(len(problems) + len(measures.frames.sessions), 1))),
