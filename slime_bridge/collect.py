@@ -8,7 +8,8 @@ the body comes back as received, checked only for whose it is.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
 
 import anyio
@@ -19,12 +20,13 @@ from slime_bridge._attempt import Attempt, Services, TaskForgottenError
 from slime_bridge._collected import CollectedTask, CollectEvent, CollectEventKind
 from slime_bridge.callbacks import CallbackListener
 from slime_bridge.client import PolarClient
-from slime_bridge.errors import InfrastructureError
+from slime_bridge.config import PolarSlimeConfig
+from slime_bridge.errors import CallbackBindError, InfrastructureError
 from slime_bridge.poller import PollSchedule, StatusPoller
 from slime_bridge.protocol import TaskRequest
 from slime_bridge.retry import RetryPolicy
 
-__all__ = ["CollectEvent", "CollectEventKind", "CollectedTask", "Collector", "collect_task"]
+__all__ = ["CollectEvent", "CollectEventKind", "CollectedTask", "Collector", "collect_task", "listening"]
 
 
 class Collector:
@@ -177,3 +179,31 @@ async def collect_task(
 
 def _describe(attempt: Attempt | None) -> str:
     return attempt.describe() if attempt is not None else "nothing was submitted"
+
+
+@asynccontextmanager
+async def listening(
+    config: PolarSlimeConfig, *, without: Callable[[CallbackBindError], None]
+) -> AsyncIterator[CallbackListener | None]:
+    """Listen for callbacks where they can be had; None, after a word to `without`, where one has to poll.
+
+    Parameters
+    ----------
+    config
+        Names the advertised host, the address to bind and the port.
+    without
+        Is told why nothing can listen.
+    """
+    listener = CallbackListener(
+        config.callback_host, bind_host=config.callback_bind_host, port=config.callback_port
+    )
+    try:
+        await listener.start()
+    except CallbackBindError as error:
+        without(error)
+        yield None
+        return
+    try:
+        yield listener
+    finally:
+        await listener.close()

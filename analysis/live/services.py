@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,9 +12,8 @@ from typing import Any
 import anyio
 
 from analysis.live.event_stream import follow_events, list_sessions, task_sessions_path
-from slime_bridge.callbacks import CallbackListener
 from slime_bridge.client import PolarClient, connection_limits
-from slime_bridge.collect import Collector
+from slime_bridge.collect import Collector, listening
 from slime_bridge.config import PolarSlimeConfig
 from slime_bridge.errors import BridgeError, CallbackBindError
 from slime_bridge.poller import PollSchedule
@@ -86,30 +85,14 @@ async def open_services(
     client = open_client(config, concurrency=concurrency)
     async with (
         client,
-        _listener(config, listens) as listener,
+        listening(config, without=_polls_instead) if listens else nullcontext() as listener,
         Collector(client, listener=listener, schedule=_SCHEDULE) as collector,
     ):
         yield Services(client, collector)
 
 
-@asynccontextmanager
-async def _listener(config: PolarSlimeConfig, listens: bool) -> AsyncIterator[CallbackListener | None]:
-    if not listens:
-        yield None
-        return
-    listener = CallbackListener(
-        config.callback_host, bind_host=config.callback_bind_host, port=config.callback_port
-    )
-    try:
-        await listener.start()
-    except CallbackBindError as error:
-        logger.warning("Results are polled, because nothing can be posted here: %s", error)
-        yield None
-        return
-    try:
-        yield listener
-    finally:
-        await listener.close()
+def _polls_instead(error: CallbackBindError) -> None:
+    logger.warning("Results are polled, because nothing can be posted here: %s", error)
 
 
 async def watch_events(

@@ -9,11 +9,10 @@ comes as an object with `reserve` and `release`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -22,10 +21,9 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from slime_bridge.callbacks import CallbackListener
 from slime_bridge.capabilities import Capabilities
 from slime_bridge.client import PolarClient, connection_limits
-from slime_bridge.collect import Collector, collect_task
+from slime_bridge.collect import Collector, collect_task, listening
 from slime_bridge.config import PolarSlimeConfig, resolve_polar_slime_config
 from slime_bridge.conversion.groups import convert_group
 from slime_bridge.errors import BridgeError, CallbackBindError, ProtocolError, TaskFailedError
@@ -173,7 +171,7 @@ class _Run:
         try:
             async with (
                 client,
-                _listener(config) as listener,
+                listening(config, without=_polls_instead) as listener,
                 Collector(client, listener=listener) as collector,
             ):
                 async with anyio.create_task_group() as running:
@@ -245,23 +243,9 @@ class _Run:
                 )
 
 
-@contextlib.asynccontextmanager
-async def _listener(config: PolarSlimeConfig) -> AsyncIterator[CallbackListener | None]:
-    """Listen for callbacks; without a usable address the evaluation polls."""
-    listener = CallbackListener(
-        config.callback_host, bind_host=config.callback_bind_host, port=config.callback_port
-    )
-    try:
-        await listener.start()
-    except CallbackBindError as error:
-        # With a fixed port this is usual: the training worker has it.
-        logger.info("The evaluation polls for results, because it cannot listen for callbacks: %s", error)
-        yield None
-        return
-    try:
-        yield listener
-    finally:
-        await listener.close()
+def _polls_instead(error: CallbackBindError) -> None:
+    # With a fixed port this is usual: the training worker has it.
+    logger.info("The evaluation polls for results, because it cannot listen for callbacks: %s", error)
 
 
 def _converted(
