@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from analysis.errors import StatsError
 from analysis.explorers.lookup import GroupKey, RunTables
@@ -21,6 +22,7 @@ from slime_bridge.advantages import checked_advantages
 from slime_bridge.errors import AdvantageError
 
 __all__ = [
+    "advantages_note",
     "advantages_of_traces",
     "autopsy_of",
     "largest_by_group",
@@ -87,6 +89,27 @@ def advantages_of_traces(state: SelectionState) -> tuple[Floats, str]:
     return answer
 
 
+def advantages_note(state: SelectionState, why: str) -> Markup:
+    """Return what is to be said about the advantages that are shown, as HTML; empty if nothing is.
+
+    Parameters
+    ----------
+    state
+        With the estimator.
+    why
+        Why there are none, as `advantages_of_traces` says; that an estimator failed is an error.
+    """
+    if why:
+        failed = state.estimator is not None
+        form = '<div class="wb-error" role="alert">{}</div>' if failed else '<p class="wb-note">{}</p>'
+        return Markup(form).format(why)
+    function = state.resolved_estimator()
+    if getattr(function, "level", "trace") != "token":
+        return Markup("")
+    said = "{} gives an advantage for each token: the numbers are means over the tokens that are trained on."
+    return Markup('<p class="wb-note">{}</p>').format(said.format(state.estimator))
+
+
 def per_estimator(state: SelectionState, *names: Any, make: Callable[[], Any]) -> Any:
     """Return what `make` gives under the selected estimator, made once until the run is read again.
 
@@ -112,7 +135,9 @@ def _computed(tables: RunTables, function: Callable[..., Any] | None) -> Floats:
     if components:
         return _by_components(tables, function, components)
     if getattr(function, "level", "trace") == "token":
-        return floats(recompute(tables.traces, function, sessions=tables.sessions), "advantage")
+        tokens = tables.frames.tokens  # all of the run, and only where an estimator asks for them
+        answer = recompute(tables.traces, function, sessions=tables.sessions, tokens=tokens)
+        return floats(answer, "advantage")
     values = np.full(len(tables.traces), np.nan)
     for batch in _batches(tables):
         values[batch.rows] = checked_advantages(function, batch.rewards)

@@ -10,7 +10,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from analysis.errors import StatsError
-from analysis.explorers.advantages import autopsy_of
+from analysis.explorers.advantages import advantages_note, autopsy_of
 from analysis.explorers.base import Explorer
 from analysis.explorers.estimators import estimator_switch
 from analysis.explorers.group_table import prompt_text
@@ -78,11 +78,8 @@ class AutopsyExplorer(Explorer):
         try:
             found = autopsy_of(self.state, key)
         except (AdvantageError, StatsError) as exc:
-            self.heading.value = str(
-                Markup('<div class="wb-title">{}</div><p class="wb-note">{}</p>').format(
-                    key.label(), str(exc)
-                )
-            )
+            what = advantages_note(self.state, str(exc))
+            self.heading.value = str(Markup('<div class="wb-title">{}</div>{}').format(key.label(), what))
             return
         self.autopsy = found
         self.heading.value = str(heading_html(found))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import traceback
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import wraps
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 _open: weakref.WeakValueDictionary[tuple[Any, ...], Explorer] = weakref.WeakValueDictionary()
 
 
-class Explorer:
+class Explorer(ABC):
     """Base of all explorers.
 
     A subclass makes its widgets in `_build`, which returns the one to show. There it ties handlers to widgets
@@ -143,18 +144,18 @@ class Explorer:
 
     # For subclasses
 
+    @abstractmethod
     def _build(self, *nothing: Any, **options: Any) -> W.DOMWidget:
         """Make the widgets, and return the one to show; takes options by name."""
-        raise NotImplementedError
 
     def view(self) -> dict[str, Any]:
         """Return what is set in this explorer beside the selection: sorting, tab, overlay."""
         return {}
 
-    def restore_view(self, view: Mapping[str, Any]) -> None:
+    def restore_view(self, view: Mapping[str, Any]) -> None:  # noqa: B027  (many have nothing to set)
         """Set what a predecessor's `view` returned; it may lack names."""
 
-    def refresh(self) -> None:
+    def refresh(self) -> None:  # noqa: B027  (one may show nothing of the run)
         """Show what the run has now, after `Run.refresh`."""
 
     def observe(

@@ -25,6 +25,7 @@ class RunView(Explorer):
 
     Below the overview are three tabs: groups with the autopsy of the picked one and the session that is
     picked in it; two things side by side; and the search. The latter two are made when they are first shown.
+    A hit of the search that is chosen leads to the first tab, where its session is open at the message.
 
     ``selection`` is the innermost thing that is selected, as rows of its table: tokens, a trace, a session, a
     group, or the brushed rollouts.
@@ -81,6 +82,19 @@ class RunView(Explorer):
     def _tab_shown(self, change: Any) -> None:
         made: Callable[[], Any] = {1: self._make_compare, 2: self._make_search}.get(change["new"], bool)
         made()
+        if change["new"] == _TABS.index("Search") and self.search is not None:
+            self.search.hits.selected = []  # so that the hit that led away from here can be chosen again
+
+    def _hit_chosen(self, hit: Any) -> None:
+        """Show where a hit of the search is: its session, open at the message."""
+        self.tabs.selected_index = _TABS.index("Explore")
+        if hit["where"] == "evaluation_report":
+            self.session.open_tab("Evaluation")
+        elif not pd.isna(hit["message"]):
+            self.session.open_tab("Transcript")
+        if not pd.isna(hit["turn"]):
+            self.session.transcript.focus = int(hit["turn"])
+        self.session.transcript.reveal()
 
     def _make_compare(self) -> None:
         if self.compare is None:
@@ -89,7 +103,7 @@ class RunView(Explorer):
 
     def _make_search(self) -> None:
         if self.search is None:
-            self.search = SearchExplorer(self.run, part_of=self)
+            self.search = SearchExplorer(self.run, part_of=self, on_hit=self._hit_chosen)
             self.tabs.children[2].children = [self.search.widget]
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import ipywidgets as W
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
 
-from analysis.explorers.advantages import advantages_of_traces, largest_by_group, prepare
+from analysis.explorers.advantages import advantages_note, advantages_of_traces, largest_by_group, prepare
 from analysis.explorers.autopsy import AutopsyExplorer
 from analysis.explorers.base import Explorer
 from analysis.explorers.estimators import estimator_switch
@@ -79,8 +78,8 @@ class GroupExplorer(Explorer):
         self._counting = False
         self._places = scope(tables, brushed, wanted)
         advantages, why = advantages_of_traces(self.state)
-        self.note.value = str(Markup('<p class="wb-note">{}</p>').format(why)) if why else ""
-        self.note.layout.display = None if why else "none"
+        self.note.value = str(advantages_note(self.state, why))
+        self.note.layout.display = None if self.note.value else "none"
         frame = group_frame(tables, self._places, largest_by_group(tables, advantages))
         self.table.set_frame(frame, group_columns(tables, frame), selected=self._selected_rows())
 

@@ -13,7 +13,7 @@ from analysis.errors import ExplorerError
 from analysis.merge import OWNER
 from analysis.run import Run
 from analysis.stats._columns import Bools, Ints, texts
-from analysis.stats._frames import GROUP_IDS, Frames, as_frames, group_rows, session_rows
+from analysis.stats._frames import GRAINS, GROUP_IDS, Frames, as_frames, group_rows, session_rows
 
 __all__ = ["GroupKey", "RunTables", "tables_of"]
 
@@ -59,11 +59,19 @@ class RunTables:
     ----------
     run
         A loaded run or a mapping of frames.
+
+    Raises
+    ------
+    ExplorerError
+        If a table of a mapping is no data frame.
+    StatsError
+        If it is something else, or a table has a name that no table has.
     """
 
     def __init__(self, run: Any) -> None:
         self.run = run
         self._generation: int | None = None
+        _refuse_other_tables(run)
         self._frames: Frames = as_frames(run)
         self._found: dict[Hashable, Any] = {}
 
@@ -257,6 +265,18 @@ def tables_of(run: Any) -> RunTables:
 
 
 _shared: weakref.WeakValueDictionary[int, RunTables] = weakref.WeakValueDictionary()
+
+
+def _refuse_other_tables(run: Any) -> None:
+    if not isinstance(run, Mapping):
+        return
+    for name, table in run.items():
+        grain = str(name).removesuffix("s")
+        if grain in GRAINS and not isinstance(table, pd.DataFrame):
+            raise ExplorerError(
+                f"the table {name!r} is a {type(table).__name__}, where a data frame with the columns of "
+                f"run.{grain}s() is expected; analysis.load(folder) gives a run with all tables"
+            )
 
 
 def _keys(groups: pd.DataFrame) -> list[GroupKey]:

@@ -13,7 +13,7 @@ from analysis.explorers.assets import WorkbenchWidget, script
 from analysis.plots.style import PALETTE, colours_for, theme
 from analysis.stats._columns import Floats, flags, floats, integers, texts
 
-__all__ = ["OverviewChart", "evaluations", "overview", "panels", "rejections"]
+__all__ = ["OverviewChart", "evaluations", "overview", "panels", "rejections", "trained"]
 
 _RUN_COLOURS = ("blue", "vermillion", "green", "orange", "purple", "sky")
 _MOST_REASONS = 5
@@ -29,6 +29,8 @@ class OverviewChart(WorkbenchWidget):
     ----------
     panels, ids, legend
         As `panels` returns them.
+    trained
+        Those of `ids` that are rollouts of the training; at the others there was an evaluation only.
     brush
         First and last brushed rollout, or None.
     """
@@ -38,6 +40,7 @@ class OverviewChart(WorkbenchWidget):
     panels: Any = traitlets.List().tag(sync=True)
     ids: Any = traitlets.List().tag(sync=True)
     legend: Any = traitlets.List().tag(sync=True)
+    trained: Any = traitlets.List().tag(sync=True)
     brush: Any = traitlets.List(allow_none=True, default_value=None).tag(sync=True)
     panel_height = traitlets.Int(66).tag(sync=True)
 
@@ -85,6 +88,18 @@ def rejections(groups: pd.DataFrame) -> pd.DataFrame:
     return counts.rename("groups").reset_index()
 
 
+def trained(numbers: pd.DataFrame, rejected: pd.DataFrame) -> list[int]:
+    """Return the rollouts of the training, ascending: those that have numbers, or rejected groups.
+
+    Parameters
+    ----------
+    numbers, rejected
+        From `overview` and `rejections`.
+    """
+    found = set(integers(numbers, "rollout_id").tolist())
+    return sorted(found | set(integers(rejected, "rollout_id").tolist()))
+
+
 def panels(
     numbers: pd.DataFrame, evaluated: pd.DataFrame, rejected: pd.DataFrame
 ) -> tuple[list[int], list[dict[str, Any]], list[dict[str, Any]]]:
@@ -105,8 +120,7 @@ def panels(
         Colours of the runs; empty if there is only one.
     """
     names = list(dict.fromkeys(texts(numbers, "run")))
-    found = {*integers(numbers, "rollout_id").tolist(), *integers(evaluated, "rollout_id").tolist()}
-    ids = sorted(found | set(integers(rejected, "rollout_id").tolist()))
+    ids = sorted({*trained(numbers, rejected), *integers(evaluated, "rollout_id").tolist()})
     colour = {name: _RUN_COLOURS[place % len(_RUN_COLOURS)] for place, name in enumerate(names)}
     alone = len(names) <= 1
     reasons = _reasons(rejected)

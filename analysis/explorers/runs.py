@@ -10,7 +10,14 @@ import pandas as pd
 from markupsafe import Markup
 
 from analysis.explorers.base import Explorer
-from analysis.explorers.overview_chart import OverviewChart, evaluations, overview, panels, rejections
+from analysis.explorers.overview_chart import (
+    OverviewChart,
+    evaluations,
+    overview,
+    panels,
+    rejections,
+    trained,
+)
 from analysis.explorers.state import SelectionState
 from analysis.stats._columns import flags, floats, sums
 
@@ -39,10 +46,10 @@ class RunExplorer(Explorer):
     def refresh(self) -> None:
         """Draw what the run has now, after `Run.refresh`."""
         tables = self.state.tables
-        ids, drawn, legend = panels(
-            overview(tables.rollouts), evaluations(tables.rollouts), rejections(tables.groups)
-        )
+        numbers, rejected = overview(tables.rollouts), rejections(tables.groups)
+        ids, drawn, legend = panels(numbers, evaluations(tables.rollouts), rejected)
         with self.chart.hold_sync():
+            self.chart.trained = trained(numbers, rejected)
             self.chart.ids, self.chart.panels, self.chart.legend = ids, drawn, legend
 
     def _brushed(self, change: Any) -> None:

@@ -48,13 +48,16 @@ class SearchExplorer(Explorer):
     ----------
     query
         To begin with; nothing is searched before Enter or the button.
+    on_hit
+        Called with a hit's row of the table when it has been chosen and selected.
     **options
         As of `analysis.explorers.base.Explorer`.
     """
 
     kind = "search"
 
-    def _build(self, *, query: str = "") -> W.DOMWidget:
+    def _build(self, *, query: str = "", on_hit: Callable[[Any], Any] | None = None) -> W.DOMWidget:
+        self._on_hit = on_hit
         self._store = SearchTexts(self.state.run)
         self._search: _Search | None = None
         self._shown: list[Hit] = []
@@ -229,6 +232,8 @@ class SearchExplorer(Explorer):
         self.state.session_id = str(row["session_id"])
         if not pd.isna(row["trace_index"]):
             self.state.trace_index = int(row["trace_index"])
+        if self._on_hit is not None:
+            self._on_hit(row)
 
 
 def _count(number: int, word: str) -> str:

@@ -63,6 +63,10 @@ class TranscriptView(WorkbenchWidget):
                 self.jumps = jumps_of(transcript)
                 self.html = str(transcript_html(transcript, pattern=pattern))
 
+    def reveal(self) -> None:
+        """Scroll the page to where it stands."""
+        self.send({"type": "reveal"})
+
     def on_turn(self, handler: Callable[[int], Any]) -> Callable[[Any, Any, Any], None]:
         """Return a message handler that calls back with the number of a turn that was clicked."""
 

@@ -231,14 +231,20 @@ function render({ model, el }) {
     for (const { panel, node } of readouts) node.textContent = cursor === null ? "" : panel.readout[cursor] || "";
   }
 
+  function named(id) {
+    return model.get("trained").includes(id) ? `Rollout ${id}` : `Evaluation at ${id}`;
+  }
+
   function say() {
-    const count = ids.filter((id) => brush && id >= brush[0] && id <= brush[1]).length;
-    said.textContent = brush
-      ? `${brush[0] === brush[1] ? `Rollout ${brush[0]}` : `Rollouts ${brush[0]} to ${brush[1]}`}: ${count} of ${ids.length}`
-      : ids.length ? `All ${ids.length} rollouts` : "";
+    const trained = model.get("trained"); // an evaluation after the last update is no rollout
+    const count = trained.filter((id) => brush && id >= brush[0] && id <= brush[1]).length;
+    const all = trained.length;
+    if (!brush) said.textContent = all ? `All ${all} rollouts` : "";
+    else if (!count) said.textContent = brush[0] === brush[1] ? named(brush[0]) : `Evaluations at ${brush[0]} to ${brush[1]}`;
+    else said.textContent = `${brush[0] === brush[1] ? `Rollout ${brush[0]}` : `Rollouts ${brush[0]} to ${brush[1]}`}: ${count} of ${all}`;
     const typing = document.activeElement === stage && !drag && cursor !== null && cursor < ids.length;
     spoken.textContent = typing
-      ? `Rollout ${ids[cursor]}: ${readouts.map(({ panel }) => `${panel.label} ${panel.readout[cursor] || "missing"}`).join(", ")}`
+      ? `${named(ids[cursor])}: ${readouts.map(({ panel }) => `${panel.label} ${panel.readout[cursor] || "missing"}`).join(", ")}`
       : "";
     clear.hidden = !brush;
   }
@@ -358,6 +364,7 @@ function render({ model, el }) {
   const listeners = {
     "change:panels": paint,
     "change:ids": paint,
+    "change:trained": say,
     "change:legend": drawLegend,
     "change:brush": () => { if (!drag) { brush = model.get("brush"); drawOverlay(); say(); } },
   };

@@ -121,7 +121,16 @@ function render({ model, el }) {
   after.addEventListener("click", () => step(1));
   hit.addEventListener("click", nextHit);
   open.addEventListener("click", openAll);
-  const handlers = [["change:html", show], ["change:focus", focus]];
+  function heard(message) {
+    if (message.type !== "reveal") return;
+    // The tab that it is in may have been hidden until now: where it is out of sight, its tabs stand for it.
+    requestAnimationFrame(() => {
+      const place = root.offsetParent ? root : root.closest(".widget-tab");
+      if (place) place.scrollIntoView({ block: "center" });
+    });
+  }
+
+  const handlers = [["change:html", show], ["change:focus", focus], ["msg:custom", heard]];
   for (const [event, handler] of handlers) model.on(event, handler);
   show();
   return () => { for (const [event, handler] of handlers) model.off(event, handler); };

@@ -54,6 +54,11 @@ class Unbuildable(Counter):
         raise RuntimeError("half of it is there")
 
 
+def test_an_explorer_without_widgets_is_none(run: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="_build"):
+        Explorer(run)  # type: ignore[abstract]
+
+
 @pytest.fixture
 def run() -> dict[str, Any]:
     return small_run()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from ipywidgets.widgets.widget import _instances
 
 import analysis
-from analysis.errors import ExplorerError
+from analysis.errors import ExplorerError, StatsError
+from analysis.explorers.explore import RunView
 from analysis.lab.run_folder import RunFolder
 from tests.analysis.explorers.made_runs import FramesAsRun, no_rows, one_group, small_run
+from tests.analysis.transcripts.made_sessions import load_sessions, session, trace, turn_messages
 
 
 def test_a_selection_is_a_frame_at_each_level(embedded: RunFolder) -> None:
@@ -113,6 +117,82 @@ def test_a_run_that_grew_is_shown_after_a_refresh(embedded: RunFolder) -> None:
     assert explorer.state.group.group == 0
     assert explorer.groups.table.selected
     explorer.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"sessions": [1]}, "'sessions' is a list"),
+        ({"group": {"group": 1}}, "'group' is a dict"),
+        ({"traces": None}, "'traces' is a NoneType"),
+        ({"turns": [1]}, "no table 'turns'"),
+        ("runs/x", "analysis.load"),
+    ],
+)
+def test_what_is_no_run_is_refused_in_words(given: object, told: str) -> None:
+    before = len(_instances)
+    with pytest.raises((ExplorerError, StatsError), match=told):
+        analysis.explore(given)
+    assert len(_instances) == before
+
+
+class TestHits:
+    """A hit of the search leads to where it is."""
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> analysis.Run:
+        said = turn_messages("first"), turn_messages("a needle")
+        report = {"evaluation": {"why": "a needle in a report"}}
+        reported = {"status": "COMPLETED", "metadata": report, "traces": [trace()]}
+        return load_sessions(
+            tmp_path,
+            session("ses-1", trace(response=[*said[0], *said[1]]), trace(response=turn_messages("other"))),
+            session("ses-2", trajectory=reported),
+        )
+
+    @pytest.fixture
+    def explorer(self, run: analysis.Run) -> Iterator[RunView]:
+        explorer = analysis.explore(run)
+        explorer.tabs.selected_index = 2
+        assert explorer.search is not None
+        explorer.search.search("needle")
+        assert explorer.search.wait(30.0)
+        yield explorer
+        assert explorer.error_text() == explorer.session.error_text() == explorer.search.error_text() == ""
+        explorer.close()
+
+    def pick(self, explorer: RunView, where: str) -> None:
+        assert explorer.search is not None
+        frame = explorer.search.hits.frame
+        explorer.search.hits.selected = [frame.index[frame["where"] == where][0]]
+
+    def test_its_session_is_open_at_the_message(self, explorer: RunView) -> None:
+        revealed: list[dict] = []
+        explorer.session.transcript.send = lambda content, **_: revealed.append(content)
+        explorer.session.open_tab("Time")
+        self.pick(explorer, "assistant")
+        assert explorer.tabs.selected_index == 0
+        assert (explorer.state.session_id, explorer.state.trace_index) == ("ses-1", 0)
+        assert explorer.session.tabs.get_title(explorer.session.tabs.selected_index) == "Transcript"
+        assert "<mark>needle</mark>" in explorer.session.transcript.html
+        turn = explorer.search.hits.frame.query("where == 'assistant'")["turn"].iloc[0]
+        assert explorer.session.transcript.focus == turn
+        assert revealed == [{"type": "reveal"}]
+
+    def test_one_in_an_evaluation_is_shown_there(self, explorer: RunView) -> None:
+        self.pick(explorer, "evaluation_report")
+        assert explorer.tabs.selected_index == 0
+        assert explorer.state.session_id == "ses-2"
+        assert explorer.session.tabs.get_title(explorer.session.tabs.selected_index) == "Evaluation"
+
+    def test_it_leads_there_again(self, explorer: RunView) -> None:
+        self.pick(explorer, "assistant")
+        explorer.state.clear()
+        explorer.tabs.selected_index = 2
+        assert explorer.search.hits.selected == []
+        self.pick(explorer, "assistant")
+        assert explorer.tabs.selected_index == 0
+        assert explorer.state.session_id == "ses-1"
 
 
 def test_without_the_notebooks_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

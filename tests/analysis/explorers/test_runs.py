@@ -38,6 +38,15 @@ class TestNumbers:
             {"rollout_id": 1, "reason": "low_complete_fraction", "groups": 1}
         ]
 
+    def test_an_evaluation_after_the_last_update_is_no_rollout(self) -> None:
+        tables = small_run()
+        last = tables["rollout"].iloc[[-1]].assign(rollout_id=3, evaluation=True, reward_mean=0.9)
+        tables["rollout"] = pd.concat([tables["rollout"], last], ignore_index=True)
+        explorer = RunExplorer(tables)
+        assert explorer.chart.ids == [0, 1, 2, 3]
+        assert explorer.chart.trained == [0, 1, 2]
+        explorer.close()
+
     def test_a_missing_number_is_a_gap(self) -> None:
         ids, shown, _ = drawn(small_run())
         assert ids == [0, 1, 2]
