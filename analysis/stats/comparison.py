@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from analysis.stats._numbers import correlation, mean_or_nan, ranks
 from analysis.stats._tokens import TokenTable
 from analysis.stats.recomputation import Reduction, gradient_weights, kish_size, recompute, trainable_tokens
 from slime_bridge.advantages import RewardBatch
+from slime_bridge.errors import AdvantageError
 
 __all__ = ["AS_TRAINED", "Comparison", "compare"]
 
@@ -68,6 +70,8 @@ class Comparison:
     summary
         One row per estimator: `traces`, `advantage_mean`, `advantage_std`, `advantage_abs_max`, `zero_share`,
         `effective_trajectories` (mean over rollouts), `trajectories` (mean over rollouts).
+    failed
+        One row per estimator that gave no numbers: `estimator`, `why`. It is in no other table.
     """
 
     traces: pd.DataFrame
@@ -75,6 +79,7 @@ class Comparison:
     pairs: pd.DataFrame
     lengths: pd.DataFrame
     summary: pd.DataFrame
+    failed: pd.DataFrame
 
 
 def compare(
@@ -87,6 +92,9 @@ def compare(
     accepted_only: bool = True,
 ) -> Comparison:
     """Put estimators side by side on a run's rewards.
+
+    An estimator that fails is left out with a warning and a row in `Comparison.failed`; the others are
+    compared. Numbers per token are compared as their means over each trace's trainable tokens.
 
     Parameters
     ----------
@@ -103,13 +111,20 @@ def compare(
         As in `recompute`.
     accepted_only
         Leave rejected groups out.
+
+    Raises
+    ------
+    AdvantageError
+        If an estimator is unknown, or none of them gives numbers.
+    StatsError
+        If `run` is none of these, or two estimators have one label.
     """
     frames = as_frames(run)
     table = frames.traces
     if accepted_only:
         table = table[table["accepted"].fillna(True).to_numpy(dtype=bool)]
     table = table.reset_index(drop=True)
-    columns = _all_advantages(frames, table, labelled(estimators), missing_reward)
+    columns, failed = _all_advantages(frames, table, labelled(estimators), missing_reward)
     group = group_codes(table)[0]
     trajectory = trajectory_codes(table, group)
     trainable = trainable_tokens(table)
@@ -129,6 +144,12 @@ def compare(
             ignore_index=True,
         ),
         summary=pd.concat([part[2] for part in parts], ignore_index=True),
+        failed=nullable(
+            {
+                "estimator": np.array(list(failed), dtype=object),
+                "why": np.array([str(error) for error in failed.values()], dtype=object),
+            }
+        ),
     )
 
 
@@ -137,7 +158,7 @@ def _all_advantages(
     table: pd.DataFrame,
     estimators: Mapping[str, Callable[[RewardBatch], Any]],
     missing_reward: MissingReward,
-) -> dict[str, Floats]:
+) -> tuple[dict[str, Floats], dict[str, AdvantageError]]:
     wants_tokens = any(getattr(e, "level", "trace") == "token" for e in estimators.values())
     tokens = frames.tokens if wants_tokens else None
     if tokens is not None and len(table) != len(frames.traces):
@@ -146,24 +167,26 @@ def _all_advantages(
         kept[accepted] = np.arange(int(accepted.sum()))
         tokens = tokens.select(kept[tokens.rows] >= 0)
         tokens = TokenTable(kept[tokens.rows], tokens.arrays)
-    columns = {
-        label: floats(
-            recompute(
-                table,
-                estimator,
-                sessions=frames.sessions,
-                tokens=tokens,
-                missing_reward=missing_reward,
-            ),
-            "advantage",
-        )
-        for label, estimator in estimators.items()
-    }
+    columns: dict[str, Floats] = {}
+    failed: dict[str, AdvantageError] = {}
+    for label, estimator in estimators.items():
+        try:
+            found = recompute(
+                table, estimator, sessions=frames.sessions, tokens=tokens, missing_reward=missing_reward
+            )
+        except AdvantageError as error:
+            failed[label] = error
+        else:
+            columns[label] = floats(found, "advantage")
+    if not columns:
+        raise next(iter(failed.values()))
+    for label, error in failed.items():
+        warnings.warn(f"{label} is left out of the comparison: {error}", RuntimeWarning, stacklevel=3)
     trained = floats(table, "advantage")
     trained = np.where(np.isnan(trained), floats(table, "advantage_raw"), trained)
     if not np.isnan(trained).all() and AS_TRAINED not in columns:
         columns[AS_TRAINED] = trained
-    return columns
+    return columns, failed
 
 
 def _rollout_codes(table: pd.DataFrame) -> Ints:

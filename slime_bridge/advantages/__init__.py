@@ -23,6 +23,7 @@ from slime_bridge.advantages.base import (
     AdvantageEstimator,
     FromFunction,
     checked_advantages,
+    estimator_name,
     from_function,
     parameters_of,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "RewardBatch",
     "TokenArrays",
     "checked_advantages",
+    "estimator_name",
     "from_function",
     "get_estimator",
     "group_spreads",
@@ -128,7 +130,7 @@ def _import(path: str) -> Any:
         found: Any = import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as exc:  # importing runs the module, which may raise anything
+    except (Exception, SystemExit) as exc:  # importing runs the module, which may raise anything
         kind = "" if isinstance(exc, ImportError | AttributeError | ValueError) else f"{type(exc).__name__}: "
         raise AdvantageError(f"cannot import the advantage estimator {path!r}: {kind}{exc}") from exc
     return found
@@ -142,6 +144,10 @@ def _construct(name: str, cls: Callable[..., Any], arguments: dict[str, Any]) ->
         if isinstance(cls, type) and issubclass(cls, AdvantageEstimator):
             known = f"; it takes {', '.join(parameters_of(cls)) or 'none'}"
         raise AdvantageError(f"hyper-parameters of {name} do not fit: {exc}{known}") from exc
+    except AdvantageError:
+        raise
+    except (Exception, SystemExit) as exc:  # a class of the user's may raise anything
+        raise AdvantageError(f"{name} cannot be made: {type(exc).__name__}: {exc}") from exc
     if not callable(estimator):
         raise AdvantageError(
             f"{name} makes a {type(estimator).__name__}, which cannot be called with a batch"

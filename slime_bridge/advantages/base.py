@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ __all__ = [
     "Lone",
     "Scaling",
     "checked_advantages",
+    "estimator_name",
     "from_function",
 ]
 
@@ -112,6 +114,16 @@ class AdvantageEstimator(ABC):
             )
 
 
+def estimator_name(estimator: Any) -> str:
+    """Return what to call an estimator in a message: the class, or a plain function's own name."""
+    if isinstance(estimator, FromFunction):
+        return estimator_name(estimator.function)
+    if isinstance(estimator, partial):
+        return estimator_name(estimator.func)
+    own = getattr(estimator, "__qualname__", None)
+    return own if isinstance(own, str) else type(estimator).__name__
+
+
 def checked_advantages(estimator: Callable[[RewardBatch], Any], batch: RewardBatch) -> Floats:
     """Call an estimator and make sure that its answer can be trained on.
 
@@ -123,9 +135,10 @@ def checked_advantages(estimator: Callable[[RewardBatch], Any], batch: RewardBat
     Raises
     ------
     AdvantageError
-        If the answer has the wrong shape, or holds something that is not a finite number.
+        If the estimator raises or wants to end the process, the answer has the wrong shape, or it holds
+        something that is not a finite number. The message names the estimator.
     """
-    name = type(estimator).__name__
+    name = estimator_name(estimator)
     tokens = getattr(estimator, "level", "trace") == "token"
     if tokens and batch.tokens is None:
         raise AdvantageError(f"{name} needs per-token arrays, and this batch has none")
@@ -134,7 +147,7 @@ def checked_advantages(estimator: Callable[[RewardBatch], Any], batch: RewardBat
         advantages = np.asarray(estimator(batch), dtype=np.float64)
     except AdvantageError:
         raise
-    except Exception as exc:  # a user's estimator may raise anything; who failed is as important as why
+    except (Exception, SystemExit) as exc:  # a user's estimator may raise anything; who failed matters too
         raise AdvantageError(f"{name} failed: {type(exc).__name__}: {exc}") from exc
     if advantages.shape != (length,):
         raise AdvantageError(f"{name} returned shape {advantages.shape}, expected ({length},)")
@@ -186,7 +199,8 @@ class FromFunction(AdvantageEstimator):
         values = np.asarray(answer, dtype=np.float64)
         if values.shape != (int(chosen.sum()),):
             raise AdvantageError(
-                f"the function returned shape {values.shape}, expected ({int(chosen.sum())},)"
+                f"{estimator_name(self)} returned shape {values.shape}, expected ({int(chosen.sum())},):"
+                " one number per trace that takes part"
             )
         result = np.zeros(len(batch))
         result[chosen] = values

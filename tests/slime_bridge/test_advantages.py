@@ -627,7 +627,7 @@ class TestRegistry:
 class TestChecked:
     def test_a_users_error_names_the_estimator(self):
         """With the cause attached."""
-        with pytest.raises(AdvantageError, match="FromFunction failed: KeyError") as caught:
+        with pytest.raises(AdvantageError, match="broken failed: KeyError") as caught:
             checked_advantages(from_function(broken), batch([1.0]))
         assert isinstance(caught.value.__cause__, KeyError)
 
