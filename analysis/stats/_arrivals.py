@@ -24,9 +24,13 @@ from slime_bridge.acceptance import RejectReason
 from slime_bridge.config import PolarSlimeConfig
 from slime_bridge.conversion.groups import SessionOutcome
 
-__all__ = ["Arrivals", "Job", "RecordedRollout", "recorded_arrivals"]
+__all__ = ["Arrivals", "Job", "RecordedRollout", "recorded_arrivals", "recorded_slots"]
 
 _WAITS = ("register_to_init_queue_ms", "ready_queue_ms", "postrun_queue_ms")
+_QUEUE = "ready_queue_ms"
+_SLOT_WAITS = 30
+_SLOT_SECONDS = 0.01
+_SLOT_SPREAD = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,10 @@ class Job:
         What became of its sessions.
     waits, services
         Shape (n,): seconds that each session waited on its gateway, and took otherwise.
+    queued
+        Shape (n,): the part of `waits` that was for a free place to run.
+    sending
+        Seconds from the draw of its prompt to its submission.
     overhead
         Seconds from the last session's end to the verdict.
     lost
@@ -56,6 +64,8 @@ class Job:
     lost: float
     started: float
     filtered: bool = False
+    queued: Floats | None = None
+    sending: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,26 @@ def recorded_arrivals(frames: Frames, *, worker: str | None = None) -> Arrivals:
     return Arrivals(jobs, rollouts, config)
 
 
+def recorded_slots(jobs: list[Job]) -> int | None:
+    """Return how many sessions the gateways ran at once where they were full, None where they never were.
+
+    A session that queued for a place began when another one ended: as many as then ran is what there is room
+    for. Where the middle half of these numbers is wider than a fifth, something else held sessions back.
+    """
+    starts = np.concatenate([job.started + job.waits for job in jobs])
+    ends = np.concatenate([job.started + job.waits + job.services for job in jobs])
+    queued = np.concatenate([np.zeros(len(job.waits)) if job.queued is None else job.queued for job in jobs])
+    there = ~np.isnan(starts)
+    late = there & (queued > _SLOT_SECONDS)
+    if late.sum() < _SLOT_WAITS:
+        return None
+    moments = starts[late]
+    begun = np.searchsorted(np.sort(starts[there]), moments, "right")
+    over = np.searchsorted(np.sort(ends[there]), moments, "right")
+    low, middle, high = np.quantile(begun - over, (0.25, 0.5, 0.75))
+    return round(float(middle)) if high - low <= _SLOT_SPREAD * middle else None
+
+
 def _busiest(groups: pd.DataFrame) -> str | None:
     counts = groups["worker"].value_counts()
     return None if counts.empty else str(counts.index[0])
@@ -183,6 +213,7 @@ def _jobs(frames: Frames, groups: pd.DataFrame) -> list[Job]:
     outcomes = outcomes_of(frames)
     seconds = session_seconds(frames.sessions)
     waits = np.nansum([floats(frames.sessions, name) for name in _WAITS], axis=0) / 1000.0
+    queued = np.nan_to_num(floats(frames.sessions, _QUEUE)) / 1000.0
     submitted, judged = seconds_since(groups, "submitted_at"), seconds_since(groups, "judged_at")
     arrived, took = seconds_since(groups, "result_at"), floats(groups, "result_seconds")
     began = np.where(np.isnan(arrived) | np.isnan(took), submitted, arrived - took)
@@ -191,15 +222,38 @@ def _jobs(frames: Frames, groups: pd.DataFrame) -> list[Job]:
     sizes = integers(groups, "expected_sessions")
     dropped = texts(groups, "reject_reason") == RejectReason.FILTERED.value
     typical = float(np.nanmedian(seconds)) if not np.isnan(seconds).all() else 0.0
+    sending = _sending(seconds_since(groups, "drawn_at"), submitted)
     jobs = []
     for place, rows in enumerate(session_rows_of(frames, groups)):
         total = ended[place] - began[place]
         if len(rows) and not math.isnan(total):
             job = _job(rows, outcomes, seconds, waits, total, began[place], submitted[place])
-            jobs.append(replace(job, filtered=bool(dropped[place])))
+            jobs.append(
+                replace(
+                    job,
+                    filtered=bool(dropped[place]),
+                    queued=np.minimum(queued[rows], job.waits),
+                    sending=float(sending[place]),
+                )
+            )
         elif sizes[place] > 0 and not math.isnan(cut[place] - submitted[place]):
-            jobs.append(_cut_job(int(sizes[place]), cut[place] - submitted[place], typical, submitted[place]))
+            job = _cut_job(int(sizes[place]), cut[place] - submitted[place], typical, submitted[place])
+            jobs.append(replace(job, sending=float(sending[place])))
     return jobs
+
+
+def _sending(drawn: Floats, submitted: Floats) -> Floats:
+    """Return what it took to send each group off, once there was room for it; shape (n,).
+
+    Groups that were held back by a limit were sent later than that; what is usual for the quicker half is
+    what no setting can change, and no group is taken to have needed more than twice as much.
+    """
+    took = np.maximum(submitted - drawn, 0.0)
+    there = ~np.isnan(took)
+    if not there.any():
+        return np.zeros(len(took))
+    usual = float(np.median(took[there]))
+    return np.minimum(np.where(there, took, usual), 2 * usual)
 
 
 def _cut_job(size: int, total: float, typical: float, submitted: float) -> Job:

@@ -19,6 +19,13 @@ from analysis.stats._columns import Floats
 
 __all__ = ["Engine", "fitted_contention", "works_of"]
 
+_LEAST_SESSIONS = 20
+_LEAST_SPREAD = 0.1
+"""Standard deviation of the logarithm of the load below which nothing can be said."""
+
+_LEAST_KNOWN = 0.5
+"""How far the logarithm of the load during a session must follow the one at its start, 1 being one to one."""
+
 Key = tuple[int, int]
 """Group and session."""
 
@@ -123,16 +130,17 @@ def works_of(starts: Floats, ends: Floats, contention: float) -> Floats:
 def fitted_contention(starts: Floats, ends: Floats) -> float:
     """Return the exponent under which a session's work does not depend on how many ran when it began.
 
-    Length bias plays no part, since only the load at the start is looked at. 0 where the load hardly varies
-    or the sessions do not get slower with it; at most 1.
+    Length bias plays no part, since only the load at the start is looked at. At most 1; 0 where the sessions
+    do not get slower with the load, and where the record cannot tell: if the load hardly varies, or the load
+    at a session's start says little about the load during it, as in bursts that begin and drain together.
     """
     there = ~(np.isnan(starts) | np.isnan(ends)) & (ends > starts)
-    if there.sum() < 20:
+    if there.sum() < _LEAST_SESSIONS:
         return 0.0
     a, b = starts[there], ends[there]
     begun, over = np.searchsorted(np.sort(a), a, "right"), np.searchsorted(np.sort(b), a, "right")
     load = np.log(np.maximum(begun - over, 1))
-    if load.std() < 0.1:
+    if load.std() < _LEAST_SPREAD:
         return 0.0
 
     def slope(contention: float) -> float:
@@ -141,9 +149,10 @@ def fitted_contention(starts: Floats, ends: Floats) -> float:
         return float(centred @ (work - work.mean()) / (centred @ centred))
 
     low, high = 0.0, 1.0
-    if slope(low) <= 0:
+    at_low, at_high = slope(low), slope(high)
+    if at_low <= 0 or at_low - at_high < _LEAST_KNOWN:
         return 0.0
-    if slope(high) >= 0:
+    if at_high >= 0:
         return 1.0
     for _ in range(20):
         middle = (low + high) / 2

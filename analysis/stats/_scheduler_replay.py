@@ -160,8 +160,11 @@ class _Simulation:
         job = self.arrivals.jobs[group.prompt]
         flight = _Flight(group.prompt, job, set(range(len(job.services))))
         self.flights[group.group_id] = flight
-        for session, wait in enumerate(job.waits):
-            delay = job.lost + (0.0 if self.engine.slots is not None else float(wait))
+        waits = job.waits
+        if self.engine.slots is not None and job.queued is not None:
+            waits = waits - job.queued  # the engine makes them queue for a place
+        for session, wait in enumerate(waits):
+            delay = job.sending + job.lost + float(wait)
             self._later(self.engine.now + delay, "start", group.group_id, session)
 
     def _step(self) -> None:

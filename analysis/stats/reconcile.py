@@ -205,12 +205,15 @@ def _group_facts(
         "staleness_in_queue": floats(table, "staleness_in_queue"),
         "seconds": floats(table, "result_seconds"),
     }
+    # Of a group that was cut in flight the hook saw no session, though the server may have kept their files.
+    unseen = table["verdict"].isna().to_numpy(dtype=bool) & table["result_at"].isna().to_numpy(dtype=bool)
     result = []
     for place, own in enumerate(members):
         known = {k: None if math.isnan(v[place]) else v[place] for k, v in columns.items()}
         if reasons is not None:
             known = {"seconds": known["seconds"]}
-        sessions = [facts[int(row)] for row in own]
+        cut = reasons is not None and unseen[place]
+        sessions = [] if cut else [facts[int(row)] for row in own]
         reason = None if reasons is None else reasons[place]
         result.append(GroupFacts(sessions, reason=reason, **known))
     return result

@@ -7,8 +7,10 @@ verdicts (`analysis.stats._scheduler_replay`).
 Assumptions, all of which can be set:
 
 - ``contention``: running sessions slow each other down by ``n ** contention``. ``"fit"`` takes the exponent
-  under which the recorded sessions' work does not depend on the load at their start.
-- ``slots``: sessions run at once; None if the gateways were never full.
+  under which the recorded sessions' work does not depend on the load at their start, and 0 where the record
+  cannot tell: a run whose sessions start in bursts shows them under one load only.
+- ``slots``: sessions run at once; ``"fit"``, the default, takes as many as ran whenever one had queued for a
+  place, and no limit where none did. None says that there is no limit.
 - ``trainer``: a ``sequential`` trainer calls again as long after a delivery as it did in the record; one
   that is ``one_ahead`` (Slime's ``train_async.py``) calls as soon as the batch before last is trained on,
   which takes ``train_seconds``.
@@ -27,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import StatsError
-from analysis.stats._arrivals import Arrivals, recorded_arrivals
+from analysis.stats._arrivals import Arrivals, recorded_arrivals, recorded_slots
 from analysis.stats._columns import Floats, flags, floats, nullable, texts
 from analysis.stats._config import polar_config
 from analysis.stats._engine import fitted_contention, works_of
@@ -84,7 +86,7 @@ def whatif(
     early_stop: bool | None = None,
     settings: Mapping[str, Any] | None = None,
     contention: float | Literal["fit"] = 0.0,
-    slots: int | None = None,
+    slots: int | Literal["fit"] | None = "fit",
     trainer: Literal["sequential", "one_ahead"] = "sequential",
     train_seconds: float | None = None,
     worker: str | None = None,
@@ -118,10 +120,11 @@ def whatif(
     changes = dict(settings or {}) | ({} if async_level is None else {"max_async_level": async_level})
     wanted = polar_config(_as_mapping(arrivals.config), changes)
     exponent = _exponent(arrivals, contention)
-    _check(wanted, exponent, slots, trainer, train_seconds, max_staleness)
+    places = recorded_slots(arrivals.jobs) if slots == "fit" else slots
+    _check(wanted, exponent, places, trainer, train_seconds, max_staleness)
     stopped = any(outcome.early_stopped for job in arrivals.jobs for outcome in job.outcomes)
     works = _works(arrivals, exponent)
-    common: dict[str, Any] = {"contention": exponent, "slots": slots, "works": works}
+    common: dict[str, Any] = {"contention": exponent, "slots": places, "works": works}
     before = replay_scheduler(
         arrivals,
         arrivals.config,
@@ -144,7 +147,7 @@ def whatif(
         rollouts=_rollouts(after),
         lags=_lags(_recorded_lags(frames), before, after),
         waste=_waste(after),
-        calibration=_calibration(recorded, before, exponent, slots),
+        calibration=_calibration(recorded, before, exponent, places),
     )
 
 

@@ -135,6 +135,18 @@ def test_a_count_that_the_hook_did_not_emit_is_listed() -> None:
     assert _statuses(builder.tables())[(1, "polar/dropped_groups")] == "not emitted"
 
 
+def test_sessions_of_a_group_that_was_cut_in_flight_are_not_counted() -> None:
+    """The server keeps their files; the hook, which emitted 0, had thrown the group away before any result."""
+    builder = _builder()
+    lost = builder.rows["group"][2]
+    assert lost["accepted"] is False
+    _metric(builder, 1, polar__dropped_sessions=2.0)
+    assert _statuses(builder.tables())[(1, "polar/dropped_sessions")] == "equal"
+    lost["verdict"] = None
+    builder.rows["metric"][-1]["value"] = 0.0
+    assert _statuses(builder.tables())[(1, "polar/dropped_sessions")] == "equal"
+
+
 def test_evaluations_are_recomputed_as_well() -> None:
     """Fixed denominators: a failed session counts as 0."""
     builder = RunBuilder()
