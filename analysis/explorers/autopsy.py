@@ -13,10 +13,10 @@ from analysis.errors import StatsError
 from analysis.explorers.advantages import advantages_note, autopsy_of
 from analysis.explorers.base import Explorer
 from analysis.explorers.estimators import estimator_switch
-from analysis.explorers.group_table import prompt_text
 from analysis.explorers.table import Table
 from analysis.explorers.table_rows import Column, short_id
 from analysis.html import escaped, facts, table, template
+from analysis.html.prompts import prompt_text
 from analysis.stats._columns import flags, floats
 from analysis.stats.autopsy import Autopsy
 from slime_bridge.errors import AdvantageError

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.explorers.lookup import RunTables
 from analysis.explorers.table_rows import Column, scale_of
+from analysis.html.prompts import prompt_text
 from analysis.stats._columns import Bools, Floats, Ints, flags, floats, integers, known, texts
 
 __all__ = [
@@ -20,7 +18,6 @@ __all__ = [
     "SCOPES",
     "group_columns",
     "group_frame",
-    "prompt_text",
     "rewards_by_group",
     "scope",
 ]
@@ -35,7 +32,6 @@ _FATES = {
     "abandoned": "warning",
     "given_up": "serious",
 }
-_CONTENT = re.compile(r'"content"\s*:\s*"((?:[^"\\]|\\.)*)')
 
 
 def _words(reason: str) -> str:
@@ -86,7 +82,7 @@ def group_columns(tables: RunTables, groups: pd.DataFrame) -> list[Column]:
     )
     shown = [c for c in GROUP_COLUMNS if c.name not in dull]
     return [
-        *(Column(name) for name in several),
+        *(Column(name, width=14) for name in several),
         *(replace(c, domain=scale) if c.name == "rewards" else c for c in shown),
     ]
 
@@ -179,29 +175,6 @@ def rewards_by_group(tables: RunTables) -> list[list[float | None]]:
 
     found: list[list[float | None]] = tables.once("rewards_by_group", make)
     return found
-
-
-def prompt_text(preview: str | None) -> str | None:
-    """Return what a user asked, out of the beginning of a prompt; the beginning itself if it is no chat."""
-    if preview is None:
-        return None
-    try:
-        messages: Any = json.loads(preview)
-    except ValueError:
-        found = _CONTENT.findall(preview)  # cut in the middle
-        return _unquoted(found[-1]) if found else preview
-    if isinstance(messages, list):
-        said = [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
-        spoken = [text for text in said if isinstance(text, str)]
-        return spoken[-1] if spoken else preview
-    return preview
-
-
-def _unquoted(text: str) -> str:
-    try:
-        return str(json.loads(f'"{text}"'))
-    except ValueError:
-        return text
 
 
 def _completeness(groups: pd.DataFrame) -> list[str | None]:

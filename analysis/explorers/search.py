@@ -28,6 +28,14 @@ MOST_HITS = 5_000
 """A search stops here, and says so."""
 
 _REPORT_EVERY = 0.25  # seconds
+
+
+def _nearest(before: str) -> str:
+    """Return the end of a text, which is what stands next to the hit."""
+    return before if len(before) <= _BEFORE else "…" + before[-_BEFORE:]
+
+
+_BEFORE = 20  # characters
 _COLUMNS = (
     Column("session_id", "session", kind="id", width=20),
     Column("rollout_id", "rollout"),
@@ -35,8 +43,8 @@ _COLUMNS = (
     Column("turn"),
     Column("reward"),
     Column("hits", title="How often it is in this message"),
-    Column("before", kind="text", width=24),
-    Column("hit", kind="badge", width=18),
+    Column("before", kind="text", width=22, write=_nearest),
+    Column("hit", kind="badge", width=12),
     Column("after", kind="text"),
 )
 

@@ -9,6 +9,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from analysis.html import scoped, table, template
+from analysis.html.prompts import prompt_text
 
 __all__ = ["Autopsy"]
 
@@ -27,6 +28,7 @@ _MAX_TEXT = 200
 _PAGE = template(
     """
 <p class="wb-title">{{ title }}</p>
+{% if prompt %}<p dir="auto">{{ prompt }}</p>{% endif %}
 <p>{{ facts }}<br><code>{{ estimator }}</code>: {{ formula }}</p>
 {% for table in tables %}
 <div class="wb-block">{{ table }}</div>
@@ -82,7 +84,7 @@ class Autopsy:
 def _text(autopsy: Autopsy) -> str:
     """Return the arithmetic as plain text."""
     lines = [
-        _title(autopsy),
+        _title(autopsy) + (f"; prompt: {_cell(prompt)}" if (prompt := _prompt(autopsy)) else ""),
         f"estimator: {autopsy.estimator}",
         f"formula:   {autopsy.formula}",
         f"group:     {_facts(autopsy)}",
@@ -120,6 +122,7 @@ def _html(autopsy: Autopsy) -> str:
             Markup(
                 _PAGE.render(
                     title=_title(autopsy),
+                    prompt=_prompt(autopsy),
                     facts=_facts(autopsy),
                     estimator=autopsy.estimator,
                     formula=autopsy.formula,
@@ -140,9 +143,11 @@ def _title(autopsy: Autopsy) -> str:
     if ids.get("reject_reason"):
         fate += f" ({ids['reject_reason']})"
     title = f"Group {_cell(ids.get('group'))} (index {_cell(ids.get('group_index'))})"
-    title += f", rollout {_cell(ids.get('rollout_id'))}: {fate}"
-    preview = ids.get("prompt_preview")
-    return f"{title}; prompt: {_cell(preview)}" if preview else title
+    return f"{title}, rollout {_cell(ids.get('rollout_id'))}: {fate}"
+
+
+def _prompt(autopsy: Autopsy) -> str:
+    return prompt_text(autopsy.ids.get("prompt_preview")) or ""
 
 
 def _facts(autopsy: Autopsy) -> str:

@@ -4,7 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 52;
 const RIGHT = 14;
-const TITLE = 19; // pixels above each panel
+const TITLE = 22; // pixels above each panel
 const AXIS = 26; // pixels below the last
 const GRIP = 6; // pixels around a brush's edge that take hold of it
 

@@ -5,6 +5,7 @@ const ROW = 26; // pixels
 const CHUNK = 100; // rows that are asked for at once
 const SEARCHED_FROM = 20; // rows; fewer are seen at a glance
 const WIDTHS = { number: 1, badge: 1.25, bar: 1, id: 1.05 }; // of a character of each kind, in digits
+const LEAST = 10; // characters of a text in the last column
 const MARGIN = 8; // rows drawn beyond either edge
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -143,6 +144,7 @@ function render({ model, el }) {
   let anchor = -1;
   let timer = 0;
   let frame = 0;
+  let hidden = false;
 
   const total = () => model.get("total");
   const version = () => model.get("page").version;
@@ -153,10 +155,15 @@ function render({ model, el }) {
     const sort = model.get("sort");
     const focused = header.contains(document.activeElement) ? document.activeElement.dataset.name : null;
     header.replaceChildren();
-    const tracks = columns.map((c, place) =>
-      place === columns.length - 1 && c.kind === "text"
-        ? `minmax(${Math.min(c.width, 24)}ch, 1fr)` : `${c.width * (WIDTHS[c.kind] || 0.9) + 2}ch`);
+    const wide = columns.map((c) => c.width * (WIDTHS[c.kind] || 0.9) + 2);
+    const tracks = wide.map((ch) => `${ch}ch`);
+    const last = columns.length - 1;
+    if (last >= 0 && columns[last].kind === "text") { // it takes the room that is left
+      wide[last] = Math.min(columns[last].width, LEAST);
+      tracks[last] = `minmax(${wide[last]}ch, 1fr)`;
+    }
     root.style.setProperty("--wb-tracks", tracks.join(" "));
+    root.style.setProperty("--wb-least", `${wide.reduce((sum, ch) => sum + ch, 0)}ch`);
     columns.forEach((column, place) => {
       const cell = make("div", `wb-grid-th wb-kind-${column.kind}`);
       cell.setAttribute("role", "columnheader");
@@ -322,6 +329,7 @@ function render({ model, el }) {
   }
 
   function reveal(index) {
+    hidden = !view.clientHeight; // in a tab that is not shown, where nothing scrolls
     const top = index * ROW;
     const height = sightRows() * ROW;
     if (top < view.scrollTop) view.scrollTop = top;
@@ -394,7 +402,10 @@ function render({ model, el }) {
     event.stopPropagation();
     if (event.key === "ArrowDown" || event.key === "Enter") { view.focus(); move(Math.max(cursor, 0), false); }
   });
-  const resized = new ResizeObserver(() => paint());
+  const resized = new ResizeObserver(() => {
+    if (hidden && view.clientHeight && cursor >= 0) reveal(cursor);
+    paint();
+  });
   resized.observe(view);
 
   selected = new Set(model.get("selected"));

@@ -16,10 +16,11 @@ from analysis.explorers.autopsy import (
     trajectory_rows,
     weight_text,
 )
-from analysis.explorers.group_table import SCOPES, prompt_text, rewards_by_group, scope
+from analysis.explorers.group_table import SCOPES, rewards_by_group, scope
 from analysis.explorers.groups import GroupExplorer
 from analysis.explorers.lookup import RunTables
 from analysis.explorers.state import SelectionState
+from analysis.html.prompts import prompt_text
 from analysis.lab.run_folder import RunFolder
 from analysis.stats.autopsy import autopsy
 from slime_bridge.advantages import ESTIMATORS
