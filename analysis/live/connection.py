@@ -278,11 +278,12 @@ class Lab:
                 "training from a notebook is for the embedded stack: live.connect() without URLs. With Polar "
                 "and a router of your own, Slime trains; follow it with lab.watch(run_dir)"
             )
-        started = start_trainings(
-            self._runs, estimator, rollouts=rollouts, seed=seed, name=name, settings=settings
-        )
-        for handle in [started] if isinstance(started, TrainingHandle) else started:
-            self.handles[handle.name] = handle
+        with shielded():  # a process that no handle leads to would train on
+            started = start_trainings(
+                self._runs, estimator, rollouts=rollouts, seed=seed, name=name, settings=settings
+            )
+            for handle in [started] if isinstance(started, TrainingHandle) else started:
+                self.handles[handle.name] = handle
         return started
 
     def watch(self, run_dir: str | os.PathLike[str], *, interval: float = 1.0) -> Watch:

@@ -172,7 +172,10 @@ class LiveHandle(ABC, Generic[R]):
                 loop.call_soon_threadsafe(_settle, ended)
 
         self._when_done(tell)
-        await ended
+        while not ended.done():
+            # In pieces: ipykernel notes the interrupt of a cell that awaits without waking its loop, and
+            # would act on it only when something else does. Cancelled, this leaves `ended` alone.
+            await asyncio.wait([ended], timeout=_LOOK_SECONDS)
         return self._outcome()
 
     def _when_done(self, callback: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.live.addresses import shown_url
-from analysis.live.adoption import Adopted, unfinished
+from analysis.live.adoption import Adopted, Unfinished, unfinished
 from analysis.live.backends import Backend
 from analysis.live.plan import Plan, read_plan, write_plan
 from analysis.live.recorder import Recorder
@@ -20,13 +20,14 @@ from analysis.live.submission import Submission
 from analysis.live.submission_handle import SubmissionHandle
 from slime_bridge.config import PolarSlimeConfig, check_polar_slime_config
 from slime_bridge.errors import JournalError
-from slime_bridge.journal import Journal, NullJournal, read_journal
+from slime_bridge.journal import EventLog, Journal, NullJournal, read_journal
 
-__all__ = ["resume_submission", "start_submission"]
+__all__ = ["resume_submission", "settled_submission", "start_submission"]
 
 _JOURNAL = "polar"
 _RESULTS = "polar_results"
 _TOKENIZER = "tokenizer"
+_NOWHERE = "http://server-is-not-asked.invalid"
 
 
 def start_submission(backend: Backend, runs: Path, plan: Plan, name: str | None) -> SubmissionHandle:
@@ -66,16 +67,15 @@ def resume_submission(backend: Backend, folder: LiveFolder, *, resubmit: bool) -
     """
     folder.lock()
     try:
-        plan = read_plan(folder.path)
-        records: list[dict[str, Any]] = []
-        with contextlib.suppress(JournalError):  # it ended before its journal began
-            records = list(read_journal(folder.path / _JOURNAL))
-        left = unfinished(records, len(plan.rows))
+        plan, records, left = _left(folder)
+        fresh = left.not_submitted if resubmit else ()
+        if not left.under_way and not fresh:
+            return _settled(folder, plan, records)
         return _start(
             backend,
             folder,
             plan,
-            fresh=left.not_submitted if resubmit else (),
+            fresh=fresh,
             adopted=left.under_way,
             resubmits=resubmit,
             history=records,
@@ -83,6 +83,37 @@ def resume_submission(backend: Backend, folder: LiveFolder, *, resubmit: bool) -
     except BaseException:
         folder.release()
         raise
+
+
+def settled_submission(folder: LiveFolder) -> SubmissionHandle | None:
+    """Return the handle of a submission that has ended, for which no server is needed; else None.
+
+    Raises
+    ------
+    SubmissionError
+        If its plan cannot be read.
+    RunBusyError
+        If somebody drives it.
+    """
+    folder.lock()
+    try:
+        plan, records, left = _left(folder)
+        if not left.under_way:
+            return _settled(folder, plan, records)
+    except BaseException:
+        folder.release()
+        raise
+    folder.release()
+    return None
+
+
+def _left(folder: LiveFolder) -> tuple[Plan, list[dict[str, Any]], Unfinished]:
+    """Return the plan, what the journal says, and what that leaves to be done."""
+    plan = read_plan(folder.path)
+    records: list[dict[str, Any]] = []
+    with contextlib.suppress(JournalError):  # it ended before its journal began
+        records = list(read_journal(folder.path / _JOURNAL))
+    return plan, records, unfinished(records, len(plan.rows))
 
 
 def _start(
@@ -98,14 +129,11 @@ def _start(
     args, config = _configuration(backend, folder.path / _JOURNAL, plan)
     journal = Journal(folder.path / _JOURNAL, config=config.describe())
     try:
-        recorder = Recorder(journal)
-        # A group that a detached process gave back is open: this one may take it up.
-        recorder.hear_history(r for r in history if r.get("event") != "group_returned")
         submission = Submission(
             plan,
             config,
             args,
-            recorder,
+            _recorder(journal, history),
             folder.path / _RESULTS,
             listens=backend.callback_host is not None,
             headers=backend.headers,
@@ -113,19 +141,40 @@ def _start(
             adopted=adopted,
             resubmits=resubmits,
         )
-        tokenizer = folder.path / _TOKENIZER
-        handle = SubmissionHandle(
-            folder,
-            submission,
-            planned=plan.sessions,
-            tokenizer=tokenizer if tokenizer.is_dir() else None,
-        )
+        handle = _handle(folder, submission)
         folder.write(replace(folder.read(), server=_server(backend), state="running", reason="", ended=None))
         handle.start()
     except BaseException:
         journal.close(1.0)
         raise
     return handle
+
+
+def _settled(folder: LiveFolder, plan: Plan, history: Sequence[Mapping[str, Any]]) -> SubmissionHandle:
+    """Return the handle of a submission of which nothing is left to do."""
+    args = plan.arguments(polar_url=_NOWHERE, run_dir=folder.path / _JOURNAL, callback_host=None)
+    config, _ = check_polar_slime_config(args)
+    recorder = _recorder(NullJournal(), history)
+    handle = _handle(folder, Submission(plan, config, args, recorder, folder.path / _RESULTS))
+    handle.settle()
+    return handle
+
+
+def _recorder(journal: EventLog, history: Sequence[Mapping[str, Any]]) -> Recorder:
+    recorder = Recorder(journal)
+    # A group that a detached process gave back is open: this one may take it up.
+    recorder.hear_history(r for r in history if r.get("event") != "group_returned")
+    return recorder
+
+
+def _handle(folder: LiveFolder, submission: Submission) -> SubmissionHandle:
+    tokenizer = folder.path / _TOKENIZER
+    return SubmissionHandle(
+        folder,
+        submission,
+        planned=submission.plan.sessions,
+        tokenizer=tokenizer if tokenizer.is_dir() else None,
+    )
 
 
 def _configuration(backend: Backend, run_dir: Path, plan: Plan) -> tuple[Namespace, PolarSlimeConfig]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from analysis.errors import LiveError
 from analysis.live.connecting import connect
 from analysis.live.handle import LiveHandle
+from analysis.live.launching import settled_submission
 from analysis.live.registry import LiveFolder, runs_folder, runs_frame
+from analysis.live.submission_handle import ENDED
 from analysis.live.training import TrainingHandle
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def attach(
     Returns
     -------
     LiveHandle
-        Its connection is kept until the process ends.
+        Its connection is kept until the process ends; one that has ended needs none.
 
     Raises
     ------
@@ -61,6 +63,8 @@ def attach(
         handle = TrainingHandle(folder, None)
         handle.start()
         return handle
+    if not resubmit and record.state in ENDED and (ended := settled_submission(folder)) is not None:
+        return ended  # without a server, which may be gone
     url = polar_url or os.environ.get("POLAR_ROLLOUT_URL") or record.server
     if not url:
         raise LiveError(

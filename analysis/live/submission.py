@@ -138,7 +138,9 @@ class Submission:
         self._detaching = False
 
     def check(self) -> None:
-        """Render every request once, so that a prompt or a template that cannot be used raises here.
+        """Render a request for every prompt, so that one or a template that cannot be used raises here.
+
+        One, because those of a prompt differ in nothing but the number of their sample.
 
         Raises
         ------
@@ -146,7 +148,7 @@ class Submission:
             As `slime_bridge.group_task.TaskBuilder.request`.
         """
         for index in self.fresh:
-            self._builder.check(self._prompt(index), rollout_id=0, position=index)
+            self._builder.check(self._prompt(index, 1), rollout_id=0, position=index)
 
     def spent(self) -> Spent:
         """Return what was used so far."""
@@ -216,11 +218,11 @@ class Submission:
                 self._admitted += self.plan.n_samples
                 groups.start_soon(self._submit, runner, self._draw(number, index), slots)
 
-    def _prompt(self, index: int) -> PromptGroup:
+    def _prompt(self, index: int, sessions: int) -> PromptGroup:
         row = self.plan.rows[index]
         return prompt_group(
             row["prompt"],
-            sessions=self.plan.n_samples,
+            sessions=sessions,
             group_index=index,
             label=row.get("label"),
             metadata=row.get("metadata"),
@@ -228,7 +230,9 @@ class Submission:
 
     def _draw(self, number: int, index: int) -> DrawnGroup:
         now = time.monotonic()
-        group = DrawnGroup(number, self._prompt(index), self.plan.n_samples, index, now, now)
+        group = DrawnGroup(
+            number, self._prompt(index, self.plan.n_samples), self.plan.n_samples, index, now, now
+        )
         record_drawn(self.recorder, group)
         return group
 

@@ -23,7 +23,7 @@ from slime_bridge.loop_thread import LoopDiedError, LoopThread, first_cause
 if TYPE_CHECKING:
     from analysis.run import Run
 
-__all__ = ["SubmissionHandle", "SubmissionResult"]
+__all__ = ["ENDED", "SubmissionHandle", "SubmissionResult"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,10 @@ _WORDS = {
     "detached": ("left to the server", "stopped"),
     "failed": ("failed", "failed"),
 }
+
+
+ENDED = frozenset(_WORDS) - {"running", "detached"}
+"""States that a submission's folder keeps."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,24 @@ class SubmissionHandle(LiveHandle[SubmissionResult]):
     def start(self) -> None:
         """Start the thread; called once by whoever made the handle."""
         self._loop = LoopThread(self._main, name=f"live-{self.name}", on_end=self._finish)
+
+    def settle(self) -> None:
+        """Take over how it ended before, in place of `start`, where nothing is left to do."""
+        record, snapshot = self._folder.read(), self.progress
+        if record.state == "failed":
+            self._error = LiveError(
+                f"it had failed before: {record.reason}; its `run` has what came of it, and "
+                f"attach({self.name!r}, resubmit=True) submits the rest"
+            )
+        # A process that was killed, or left its tasks to the server, could not say that they have ended.
+        state = record.state if record.state in ("budget", "cancelled") else "finished"
+        self._submission.outcome = Outcome(state, record.reason if state != "finished" else "")
+        self._ended_at = record.ended if record.ended is not None else snapshot.last
+        if record.state in ENDED:
+            self._folder.release()
+        else:
+            self._folder.end(state)
+        self._set_done()
 
     def cancel(self) -> None:
         """Stop, and cancel what is under way on the server; returns at once, and what is done is kept."""

@@ -147,6 +147,10 @@ class TrainingHandle(LiveHandle[TrainingResult]):
         """``running``, ``finished``, ``cancelled``, ``failed``, or ``ended`` with an earlier kernel."""
         if not self.done:
             return "running"
+        return self._final_state
+
+    @property
+    def _final_state(self) -> str:
         if self._process is None:
             recorded = self._live_folder.read().state
             return recorded if recorded in _STATES and recorded != "running" else "ended"
@@ -225,11 +229,13 @@ class TrainingHandle(LiveHandle[TrainingResult]):
         if self.done:
             return
         self._ended_at = time.time()
-        self._set_done()
         try:
-            self._live_folder.end(self.state)
+            # First, because whoever waits for the end may take the folder up at once.
+            self._live_folder.end(self._final_state)
         except OSError as error:
             logger.warning("%s: its end could not be written down: %s", self._live_folder.path, error)
+        finally:
+            self._set_done()
 
     def _outcome(self) -> TrainingResult:
         state = self.state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 from analysis import live
 from analysis.errors import LiveError, RunBusyError, RunNotFoundError
-from analysis.lab.polar_server.testing import FaultScript, PolarHandle, SessionProfile, serve_polar
+from analysis.lab.polar_server.testing import Fault, FaultScript, PolarHandle, SessionProfile, serve_polar
 from analysis.lab.processes import ChildProcess
 from analysis.live.connecting import connect
 from analysis.live.registry import LiveFolder
 from analysis.live.submission_handle import SubmissionHandle
+from slime_bridge.errors import SubmitRejectedError
 from slime_bridge.journal import audit, read_journal
 from tests.analysis.live.support import HANGING, KEYS, QUICK, lab_at
 
@@ -145,16 +147,65 @@ def test_a_run_that_somebody_drives_is_not_taken_up(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_is_there_at_once(tmp_path: Path) -> None:
-    """With its numbers and its results; nothing is asked of the server."""
+    """With its numbers and its results; nothing is asked of the server, and nothing is written."""
     with lab_at(tmp_path) as (lab, polar):
-        before = lab.submit(["a", "b"], 2, name="mine").result(20)
-        submits = polar.submits
-        after = lab.attach("mine").result(20)
-        assert after.state == "finished"
+        first = lab.submit(["a", "b"], 2, name="mine")
+        before = first.result(20)
+        submits, journal = polar.submits, sorted((first.folder / "polar").iterdir())
+        handle = lab.attach("mine")
+        assert (handle.state, handle.done) == ("finished", True)
+        assert "finished" in handle.text()
+        after = handle.result(0.0)
+        assert after.seconds == pytest.approx(before.seconds, abs=0.1)
+        assert sorted((first.folder / "polar").iterdir()) == journal
         assert after.groups == before.groups
         assert after.reward_mean == before.reward_mean
         assert polar.submits == submits
         assert live.runs(tmp_path)["state"].tolist() == ["finished"]
+
+
+@pytest.mark.parametrize("embedded", [False, True], ids=["dead server", "dead stack"])
+def test_a_finished_run_needs_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded: bool
+) -> None:
+    monkeypatch.delenv("POLAR_ROLLOUT_URL", raising=False)
+    with lab_at(tmp_path) as (lab, _):
+        before = lab.submit(["a", "b"], 2, name="mine").result(20)
+    folder = LiveFolder.find(tmp_path, "mine")
+    if embedded:
+        folder.write(replace(folder.read(), server=""))
+    after = live.attach("mine", runs_dir=tmp_path).result(0.0)
+    assert (after.state, after.groups, after.reward_mean) == ("finished", before.groups, before.reward_mean)
+    assert len(after.run.sessions()) == 4
+
+
+def test_a_run_that_was_ended_stays_ended(tmp_path: Path) -> None:
+    """As what it was, until somebody asks for the rest."""
+    with lab_at(tmp_path, HANGING) as (lab, polar):
+        handle = lab.submit(["a", "b"], 2, name="mine", max_in_flight=2)
+        polar.wait_until(lambda: polar.running_sessions == 2 and handle.progress.submitted == 2)
+        handle.cancel()
+        handle.result(20)
+        ended = live.runs(tmp_path)["ended"][0]
+        again = lab.attach("mine")
+        assert again.done
+        assert again.result(0.0).state == "cancelled"
+        assert live.runs(tmp_path)[["state", "ended"]].values.tolist() == [["cancelled", ended]]
+        polar.set_script(QUICK)
+        assert lab.attach("mine", resubmit=True).result(20).groups == {"abandoned": 1, "accepted": 1}
+
+
+def test_a_run_that_had_failed_says_so_again(tmp_path: Path) -> None:
+    """With the reason of then, and what can be done."""
+    refusing = FaultScript(faults=[Fault("response_status", on="submit", status=422)])
+    with lab_at(tmp_path, refusing) as (lab, _):
+        with pytest.raises(SubmitRejectedError):
+            lab.submit("a", 2, name="mine").result(20)
+        again = lab.attach("mine")
+        assert again.state == "failed"
+        with pytest.raises(LiveError, match=r"SubmitRejectedError: .*resubmit=True"):
+            again.result(0.0)
+        assert live.runs(tmp_path)["state"].tolist() == ["failed"]
 
 
 def test_a_result_that_was_not_judged_any_more_is_not_asked_for_again(tmp_path: Path) -> None:

@@ -6,10 +6,8 @@ import json
 import random
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,41 +15,9 @@ import pytest
 from analysis.lab.polar_server.testing import FaultScript, Lognormal, PolarHandle, SessionProfile, serve_polar
 from analysis.live.connecting import connect
 from analysis.live.connection import Lab
-from tests.analysis.live.support import HANGING, KEYS, eventually, lab_at, live_threads
+from tests.analysis.live.support import HANGING, KEYS, Interrupter, eventually, lab_at, live_threads
 
 SLOW_SESSIONS = FaultScript(seed=1, sessions=SessionProfile(duration=Lognormal(0.02, 1.0, maximum=0.2)))
-
-
-class Interrupter:
-    """Raises SIGINT in the main thread at the n-th line that runs anywhere below the block."""
-
-    def __init__(self, at: int | None) -> None:
-        self.lines = 0
-        self.struck = False
-        self._at = at
-
-    def __enter__(self) -> Interrupter:
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        sys.settrace(None)
-
-    def _call(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
-        # The machinery of `with` around this very object is not the cell's.
-        return (
-            None
-            if frame.f_code.co_filename == __file__ and "Interrupter" in frame.f_code.co_qualname
-            else self._line
-        )
-
-    def _line(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
-        if event == "line":
-            self.lines += 1
-            if self.lines == self._at:
-                self.struck = True
-                signal.raise_signal(signal.SIGINT)
-        return self._line
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from analysis.lab.polar_server.testing import Fault, FaultScript, SessionProfile
 from analysis.live import services
 from analysis.live.registry import LiveFolder
 from slime_bridge.errors import ConfigError, PolarOutageError, SubmitRejectedError, TemplateError
+from slime_bridge.group_task import TaskBuilder
 from slime_bridge.journal import audit, read_journal
 from tests.analysis.live.support import HANGING, KEYS, QUICK, lab_at, live_threads
 
@@ -225,6 +227,26 @@ def test_groups_scored_one_by_one(tmp_path: Path) -> None:
         assert result.groups == {"accepted": 1}
         assert result.sessions == {"COMPLETED": 3}
         assert len(result.run.sessions()) == 3
+
+
+def test_each_prompt_is_checked_once_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many tasks it will be: with ten thousand prompts that is the difference of a coffee."""
+    rendered: list[str] = []
+    request = TaskBuilder.request
+
+    def counted(self: TaskBuilder, part: Any, **where: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            rendered.append(part[0].prompt)
+        return request(self, part, **where)
+
+    monkeypatch.setattr(TaskBuilder, "request", counted)
+    with lab_at(tmp_path, HANGING) as (lab, _):
+        lab.submit(["a", "b", "c"], 8, scoring_mode="individual")
+        assert rendered == ["a", "b", "c"]
+        with pytest.raises(TemplateError):
+            lab.submit(["a", " "], 8)
 
 
 def test_inside_a_running_loop(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,46 +11,18 @@ import pytest
 from analysis.errors import SubmissionError, TrainingError
 from analysis.lab.processes import ChildProcess
 from analysis.lab.settings import LabSettings
-from analysis.live import training, training_start
+from analysis.live import training_start
 from analysis.live.registry import LiveFolder
 from analysis.live.side_by_side import TrainingsSideBySide
 from analysis.live.training import TrainingHandle
 from analysis.live.training_start import start_trainings
-from tests.analysis.live.support import live_threads
-
-TRAINER = """
-import json, pathlib, sys, time
-settings = json.loads(pathlib.Path(sys.argv[1]).read_text())
-run = pathlib.Path(sys.argv[2]) / "polar"
-run.mkdir(parents=True)
-print("training", flush=True)
-with (run / "journal.jsonl").open("a") as journal:
-    for rollout in range(settings["rollouts"]):
-        record = {"v": 1, "ts": time.time(), "event": "rollout_summary", "rollout_id": rollout}
-        record["metrics"] = {"polar/reward_mean_completed": rollout / 10}
-        journal.write(json.dumps(record) + "\\n")
-        journal.flush()
-mode = settings["advantage_estimator"]
-if mode == "rloo":
-    sys.exit("it went wrong")
-if mode == "gspo":
-    time.sleep(60)
-"""
+from tests.analysis.live.support import live_threads, scripted_training
 
 
 @pytest.fixture(autouse=True)
 def scripted_trainer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process that writes what a training writes, and ends as its estimator says."""
-    script = tmp_path / "trainer.py"
-    script.write_text(TRAINER)
-
-    def process(folder: Path, settings: LabSettings) -> ChildProcess:
-        (folder / "settings.json").write_text(json.dumps(settings.to_dict()))
-        argv = [sys.executable, str(script), str(folder / "settings.json"), str(folder / "run")]
-        return ChildProcess(argv, name="training", log_path=folder / "training.log")
-
-    monkeypatch.setattr(training, "_INTERVAL", 0.01)
-    monkeypatch.setattr(training_start, "training_process", process)
+    scripted_training(monkeypatch, tmp_path)
 
 
 def start(runs: Path, estimator: Any = None, **options: Any) -> Any:
