@@ -17,6 +17,7 @@ from analysis.explorers.comparison import KINDS, Part, beside_html, compare_fram
 from analysis.explorers.estimators import estimator_switch
 from analysis.explorers.lookup import GroupKey
 from analysis.explorers.session_scope import sessions_in_scope
+from analysis.explorers.table_rows import short_id
 from analysis.html.tables import table
 from analysis.html.text import escaped, visible
 from analysis.stats._columns import texts
@@ -120,11 +121,11 @@ class CompareExplorer(Explorer):
         tables = self.state.tables
         if self.of.value == "session":
             ids = texts(tables.sessions, "session_id")[sessions_in_scope(self.state)]
-            found = [(visible(name), name) for name in ids[:_MOST_CHOICES] if name is not None]
+            found = [(self._session_label(name), name) for name in ids[:_MOST_CHOICES] if name is not None]
             wanted = [
                 name for name in wanted if isinstance(name, str) and tables.session_row(name) is not None
             ]
-            extra = [(visible(name), name) for name in wanted]
+            extra = [(self._session_label(name), name) for name in wanted]
         elif self.of.value == "group":
             places = tables.rows_in_rollouts("group", self.state.rollouts)[:_MOST_CHOICES]
             found = [(tables.group_keys[place].label(), tables.group_keys[place]) for place in places]
@@ -139,6 +140,11 @@ class CompareExplorer(Explorer):
             found, extra = [(visible(name), name) for name in names], []
         known = {key for _, key in found}
         return [*[item for item in extra if item[1] not in known], *found]
+
+    def _session_label(self, name: str) -> str:
+        row = self.state.tables.session_row(name)
+        reward = self.state.tables.sessions["reward"].iloc[row] if row is not None else pd.NA
+        return visible(short_id(name)) + ("" if pd.isna(reward) else f", reward {reward:.3g}")
 
     # What is shown
 
@@ -241,7 +247,8 @@ def numbers_html(frame: pd.DataFrame, first: Part, second: Part, *, note: str = 
 
 
 def _heading(part: Part) -> str:
-    return part.label if len(part.label) <= 24 else f"{part.label[:22]}…"
+    label = short_id(part.label)
+    return label if len(label) <= 24 else f"{label[:22]}…"
 
 
 def _number(value: float) -> str:

@@ -18,7 +18,7 @@ from analysis.explorers.base import Explorer
 from analysis.explorers.queries import compiled
 from analysis.explorers.session_scope import sessions_in_scope
 from analysis.explorers.table import Table
-from analysis.explorers.table_rows import Column
+from analysis.explorers.table_rows import Column, short_id
 from analysis.explorers.text_search import Hit, SearchTexts, column_hits, hits_frame, text_hits
 from analysis.stats._columns import Ints
 
@@ -37,7 +37,7 @@ def _nearest(before: str) -> str:
 
 _BEFORE = 20  # characters
 _COLUMNS = (
-    Column("session_id", "session", kind="id", width=20),
+    Column("session_id", "session", kind="id", write=short_id, width=16),
     Column("rollout_id", "rollout"),
     Column("where"),
     Column("turn"),

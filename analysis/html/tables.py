@@ -177,5 +177,6 @@ def _classes(values: pd.Series, name: str, written: Sequence[Markup]) -> str:
     if pd.api.types.is_numeric_dtype(values.dtype) and not pd.api.types.is_bool_dtype(values.dtype):
         return "wb-num"
     found = ["wb-id"] if _is_id(name) else []
-    found += ["wb-long"] if any(len(text) > _LONG and text is not MISSING for text in written) else []
+    seen = (text.striptags() for text in written if text is not MISSING and len(text) > _LONG)
+    found += ["wb-long"] if any(len(text) > _LONG for text in seen) else []
     return " ".join(found)

@@ -118,7 +118,8 @@ def session_html(session: SessionTranscript, *, pattern: TextPattern | None = No
     if not session.traces:
         body = Markup('<p class="wb-note">No messages of this session were kept.</p>')
     elif len(session.traces) == 1:
-        body = transcript_html(session.traces[0], pattern=pattern)
+        what = Markup('<p class="wb-note">{}</p>').format(_trace_title(session.traces[0]))
+        body = what + transcript_html(session.traces[0], pattern=pattern)
     else:
         body = Markup("").join(
             _MORE.format(

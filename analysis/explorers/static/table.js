@@ -5,7 +5,7 @@ const ROW = 26; // pixels
 const CHUNK = 100; // rows that are asked for at once
 const SEARCHED_FROM = 20; // rows; fewer are seen at a glance
 const WIDTHS = { number: 1, badge: 1.25, bar: 1, id: 1.05 }; // of a character of each kind, in digits
-const LEAST = 10; // characters of a text in the last column
+const LEAST = 8; // characters of a text in the last column
 const MARGIN = 8; // rows drawn beyond either edge
 const SVG = "http://www.w3.org/2000/svg";
 

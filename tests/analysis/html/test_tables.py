@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pandas as pd
 import pytest
+from markupsafe import Markup
 
 from analysis.html import facts, table
 from analysis.html.tables import cells
@@ -125,3 +126,13 @@ def test_nested_values_are_text() -> None:
 
 def test_facts_are_definitions() -> None:
     assert facts([("a<", "b&")]) == '<dl class="wb-facts"><dt>a&lt;</dt><dd>b&amp;</dd></dl>'
+
+
+def test_markup_around_a_word_makes_no_wide_column() -> None:
+    """What counts is what is read: a badge is a word."""
+    badge = Markup('<span class="wb-badge wb-good" title="a long explanation of what is meant">{}</span>')
+    frame = pd.DataFrame({"severity": ["ok", "error"], "summary": ["short", "word " * 40]})
+    shown = seen(table(frame, formats={"severity": badge.format}))
+    [severity, summary] = [attrs.get("class") or "" for _, attrs, _ in shown.rows[1]]
+    assert "wb-long" not in severity
+    assert "wb-long" in summary

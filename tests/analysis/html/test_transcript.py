@@ -188,6 +188,11 @@ class TestWhatIsSaid:
         assert "empty" in page(Message("assistant")).text
         assert "No messages of this session were kept" in session_html(SessionTranscript("s"))
 
+    def test_a_session_of_one_trace_says_what_it_came_to(self) -> None:
+        trace = Transcript(0, reward=0.5, response_tokens=1200)
+        shown = session_html(SessionTranscript("s", traces=(trace,)))
+        assert "Trace 0: 0 messages, 1,200 response tokens, reward 0.500" in shown
+
     def test_representations_bring_their_style(self) -> None:
         session = SessionTranscript("s", traces=(Transcript(0, response=(say("hello"),)), Transcript(1)))
         for shown in (session, session.traces[0]):
