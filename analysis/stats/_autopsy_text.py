@@ -46,7 +46,7 @@ class Autopsy:
     ids
         What names the group: run, rollout, worker, numbers, prompt preview.
     estimator, formula
-        What gave the advantages, and its formula.
+        What gave the advantages, and its formula with the meaning of its symbols.
     facts
         Numbers of the whole group: `expected`, `counted` trajectories, `mean`, `deviation` (sample, over the
         counted trajectories), `signal` (in words).
@@ -154,7 +154,7 @@ def _facts(autopsy: Autopsy) -> str:
     facts = autopsy.facts
     return (
         f"{facts['counted']} of {facts['expected']} trajectories counted, mean {_cell(facts['mean'])},"
-        f" deviation {_cell(facts['deviation'])}; signal: {facts['signal']}"
+        f" sample deviation {_cell(facts['deviation'])}; signal: {facts['signal']}"
     )
 
 

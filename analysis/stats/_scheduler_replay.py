@@ -51,6 +51,8 @@ class Replayed:
         Sessions that were stopped as surplus, and the seconds that this saved.
     busy_seconds
         Session-seconds in service.
+    beside_trainer
+        Session-seconds in service while the trainer was busy elsewhere, and how many seconds it was.
     unfinished
         Groups and session-seconds that nobody waited for at the end.
     """
@@ -60,6 +62,7 @@ class Replayed:
     delivered: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     stopped: list[float] = field(default_factory=lambda: [0.0, 0.0])
     busy_seconds: float = 0.0
+    beside_trainer: list[float] = field(default_factory=lambda: [0.0, 0.0])
     unfinished: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
 
 
@@ -108,7 +111,7 @@ class _Simulation:
         """Serve every recorded rollout."""
         at = 0.0
         for number, rollout in enumerate(self.arrivals.rollouts):
-            self._pass(at)
+            self._pass_beside_trainer(at)
             self.scheduler.request(rollout.rollout_id, rollout.wanted)
             handed = self._serve(number)
             at = handed + self.busy(number, handed)
@@ -183,6 +186,12 @@ class _Simulation:
             self._started(group, session)
         else:
             self._judged(group)
+
+    def _pass_beside_trainer(self, until: float) -> None:
+        since, ran = self.engine.now, self.engine.busy_seconds
+        self._pass(until)
+        self.result.beside_trainer[0] += self.engine.busy_seconds - ran
+        self.result.beside_trainer[1] += self.engine.now - since
 
     def _pass(self, until: float) -> None:
         """Let time pass between two calls: sessions end and queued groups start, but nothing is drawn."""

@@ -7,7 +7,7 @@ formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +37,15 @@ from slime_bridge.advantages import (
     LeaveOneTrajectoryOut,
     RewardBatch,
     checked_advantages,
+    explained_formula,
     group_spreads,
 )
 from slime_bridge.advantages.statistics import group_means, means_of_the_others
 
-__all__ = ["Autopsy", "GroupInBatch", "autopsy", "taken_apart"]
+__all__ = ["TOKEN_MEANS", "Autopsy", "GroupInBatch", "autopsy", "taken_apart"]
+
+TOKEN_MEANS = "advantages are means over each trace's trainable tokens"
+"""What is said beside numbers of an estimator that gives one per token."""
 
 
 def autopsy(
@@ -63,8 +67,9 @@ def autopsy(
     group
         Its number.
     estimator
-        As in `recompute`; it must give numbers per trace. It sees the whole rollout. None takes the one that
-        the run was trained with, as far as its files say, else leave-one-trajectory-out.
+        As in `recompute`. It sees the whole rollout. None takes the one that the run was trained with, as far
+        as its files say, else leave-one-trajectory-out. Of one that gives numbers per token, tables hold the
+        mean over each trace's trainable tokens, and `Autopsy.tokens` what each token gets.
     by
         What the number is: ``"group"``, the scheduler's, or ``"group_index"``, Slime's.
     rollout_id, worker
@@ -79,8 +84,6 @@ def autopsy(
     """
     frames = as_frames(run)
     function = estimator_in_use(frames) if estimator is None else resolve(estimator)
-    if getattr(function, "level", "trace") == "token":
-        raise StatsError(f"{function!r} gives numbers per token: an autopsy needs numbers per trace")
     row = _find_group(_groups(frames), group, by, rollout_id, worker)
     batch, table, places = _batch_of(frames, row, function, missing_reward)
     found = GroupInBatch(row, sessions_of(frames, row), batch, table, places)
@@ -124,7 +127,7 @@ def taken_apart(
     found
         The group.
     function
-        The estimator, on batches; it must give numbers per trace.
+        The estimator, on batches.
     tokens
         Gives the token arrays of some rows of the table of traces; none by default.
     """
@@ -145,12 +148,17 @@ def taken_apart(
     return Autopsy(
         ids=_ids(found.group),
         estimator=repr(function),
-        formula=str(getattr(function, "formula", "") or "given by the function itself"),
+        formula=_formula(function),
         facts=group_facts(trajectories, expected),
         trajectories=trajectories,
-        traces=traces.drop(columns="row"),
-        tokens=_token_rows(tokens, traces),
+        traces=traces.drop(columns=["row", "place", "owner"]),
+        tokens=_token_rows(tokens, traces, steps),
     )
+
+
+def _formula(function: Callable[[RewardBatch], Any]) -> str:
+    said = explained_formula(str(getattr(function, "formula", "") or "given by the function itself"))
+    return f"{said}; {TOKEN_MEANS}" if getattr(function, "level", "trace") == "token" else said
 
 
 def _ids(row: pd.DataFrame) -> dict[str, Any]:
@@ -207,8 +215,18 @@ def _batch_of(
     near = near.reset_index(drop=True)
     mine = group_rows(row, near) == 0
     components: Iterable[str] = getattr(function, "components", ())
+    tokens = None
+    if getattr(function, "level", "trace") == "token":
+        read = frames.tokens_of(origin)
+        place_of = np.full(len(frames.traces), -1, dtype=np.int64)
+        place_of[origin] = np.arange(len(origin))
+        tokens = TokenTable(place_of[read.rows], read.arrays)
     for batch in batches(
-        near, sessions=frames.sessions, components=tuple(components), missing_reward=missing_reward
+        near,
+        sessions=frames.sessions,
+        tokens=tokens,
+        components=tuple(components),
+        missing_reward=missing_reward,
     ):
         places = np.flatnonzero(mine[batch.rows])
         if len(places):
@@ -224,6 +242,8 @@ class _Steps:
     means: Floats
     baseline: Floats
     spread: Floats
+    per_token: Mapping[int, Floats] | None = None
+    """By place in the batch, for an estimator that gives numbers per token."""
 
     @classmethod
     def of(cls, function: Callable[[RewardBatch], Any], batch: RewardBatch) -> _Steps:
@@ -239,8 +259,12 @@ class _Steps:
             spreads = group_spreads(grouping, means)
             divisor = np.where(spreads < SPREAD_FLOOR, 1.0, spreads + getattr(function, "epsilon", 0.0))
             spread = divisor[grouping.group]
-        answer, _, _ = per_trace(checked_advantages(function, batch), batch)
-        return cls(answer, means, baseline, spread)
+        answer = checked_advantages(function, batch)
+        advantage, _, _ = per_trace(answer, batch)
+        per_token = None
+        if batch.tokens is not None and getattr(function, "level", "trace") == "token":
+            per_token = dict(enumerate(np.split(answer, batch.tokens.offsets[1:-1])))
+        return cls(advantage, means, baseline, spread, per_token)
 
 
 def _trace_rows(
@@ -280,17 +304,23 @@ def _trace_rows(
             "token_weight": np.where(trainable > 0, weight, 0.0),
             "pull": weight * trainable,
             "row": integers(chosen, "at_row"),
+            "place": rows if len(chosen) else own,
+            "owner": key,
         }
     )
     return columns, key
 
 
-def _token_rows(read: Callable[[Ints], TokenTable], traces: pd.DataFrame) -> pd.DataFrame:
+def _token_rows(
+    read: Callable[[Ints], TokenTable], traces: pd.DataFrame, steps: _Steps | None
+) -> pd.DataFrame:
     row_of = {int(row): place for place, row in enumerate(traces["row"])}
     tokens = read(np.array(list(row_of), dtype=np.int64))
     places = np.array([row_of[int(row)] for row in tokens.rows], dtype=np.int64)[tokens.response.owner]
     mask = tokens.learnt
-    weight = floats(traces, "token_weight")
+    weight = floats(traces, "token_weight")[places]
+    if steps is not None and steps.per_token is not None:
+        weight = _weights_per_token(steps.per_token, traces, tokens, places)
     return nullable(
         {
             "session_id": texts(traces, "session_id")[places],
@@ -298,6 +328,20 @@ def _token_rows(read: Callable[[Ints], TokenTable], traces: pd.DataFrame) -> pd.
             "position": tokens.response.position,
             "token_id": tokens.response.values.astype(np.int64),
             "mask": mask,
-            "weight": np.where(mask, weight[places], 0.0),
+            "weight": np.where(mask, weight, 0.0),
         }
     )
+
+
+def _weights_per_token(
+    per_token: Mapping[int, Floats], traces: pd.DataFrame, tokens: TokenTable, places: Ints
+) -> Floats:
+    """Return each response token's own advantage over its trajectory's trainable tokens; shape (n,)."""
+    own = [per_token.get(int(place), np.zeros(0)) for place in traces["place"]]
+    starts = np.concatenate([[0], np.cumsum([len(values) for values in own])]).astype(np.int64)
+    at = starts[places] + tokens.response.position
+    trainable = floats(traces, "trainable_tokens")
+    owner = integers(traces, "owner")
+    totals = np.bincount(owner, weights=trainable)[owner]
+    values = np.concatenate([*own, np.zeros(1)])
+    return np.asarray(values[np.minimum(at, len(values) - 1)] / np.maximum(totals[places], 1.0))

@@ -17,6 +17,10 @@ Assumptions, all of which can be set:
 
 The first thing to look at is `WhatIf.calibration`: the same replay under the recorded settings against what
 was recorded. Where that is off by more than a few percent the rest is no better.
+
+What no record of one run can tell: trainer and engines that share a machine slow each other down. Where
+``running_beside_trainer`` changes and they do share one, the prediction is too good by as much as that costs;
+`train_seconds` sets what the trainer then needs.
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ class WhatIf:
         replayed, minus 1): ``step_seconds`` (mean time between deliveries), ``wait_seconds`` (mean time of a
         call), ``wait_share`` (of the trainer's time), ``groups_per_hour`` (delivered), ``lag_mean``,
         ``lag_max``, ``delivered_groups``, ``rejected_groups``, ``wasted_share`` (session-seconds outside
-        delivered groups), ``running_sessions`` (mean), ``stopped_sessions``.
+        delivered groups), ``running_sessions`` (mean), ``running_beside_trainer`` (mean while the trainer is
+        busy elsewhere), ``stopped_sessions``.
     rollouts
         One row per rollout of the new settings: `rollout_id`, `requested`, `delivered` (seconds from the
         start), `wait_seconds`, `step_seconds`, `lag_mean`, `lag_max`.
@@ -265,6 +270,7 @@ def _quantities(replayed: Replayed) -> dict[str, float]:
     lags = np.array([lag[0] for rollout in replayed.rollouts for lag in rollout.lags], dtype=np.float64)
     span = float(delivered[-1] - requested[0])
     rejected = np.array(list(replayed.rejected.values())).reshape(-1, 3).sum(axis=0)
+    beside, busy = replayed.beside_trainer
     seconds = replayed.delivered[2] + rejected[2] + replayed.unfinished[2]
     return {
         "step_seconds": float(_steps(delivered, float(requested[0])).mean()),
@@ -277,6 +283,7 @@ def _quantities(replayed: Replayed) -> dict[str, float]:
         "rejected_groups": float(rejected[0]),
         "wasted_share": 1 - replayed.delivered[2] / seconds if seconds > 0 else np.nan,
         "running_sessions": replayed.busy_seconds / span if span > 0 else np.nan,
+        "running_beside_trainer": beside / busy if busy > 0 else np.nan,
         "stopped_sessions": replayed.stopped[0],
     }
 

@@ -24,6 +24,7 @@ from slime_bridge.advantages.base import (
     FromFunction,
     checked_advantages,
     estimator_name,
+    explained_formula,
     from_function,
     parameters_of,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "TokenArrays",
     "checked_advantages",
     "estimator_name",
+    "explained_formula",
     "from_function",
     "get_estimator",
     "group_spreads",
@@ -99,6 +101,10 @@ def get_estimator(name: str, kwargs: Mapping[str, Any] | None = None) -> Callabl
     AdvantageError
         If the name is unknown, the path cannot be imported, or the hyper-parameters do not fit.
     """
+    if not isinstance(kwargs, Mapping | None) or not all(isinstance(key, str) for key in kwargs or ()):
+        raise AdvantageError(
+            f"hyper-parameters of {name} are {kwargs!r:.200}: expected a mapping of names to values"
+        )
     arguments = dict(kwargs or {})
     if ":" not in name:
         if name not in ESTIMATORS:

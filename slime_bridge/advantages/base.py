@@ -8,6 +8,7 @@ siblings; one suite of tests holds every registered class to these statements.
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -27,6 +28,7 @@ __all__ = [
     "Scaling",
     "checked_advantages",
     "estimator_name",
+    "explained_formula",
     "from_function",
 ]
 
@@ -112,6 +114,24 @@ class AdvantageEstimator(ABC):
             raise AdvantageError(
                 f"{type(self).__name__}: {name} must be a finite number{bound}, got {value!r}"
             )
+
+
+_SYMBOLS = (
+    (re.compile(r"\br\b"), "r: the trace's reward"),
+    (re.compile(r"\bm_j\b|\bm\b(?! over)"), "m_j: mean reward of trajectory j"),
+    (
+        re.compile(r"\bW\b(?! the )(?!.*\bW the )"),
+        "W: sample deviation of the group's m_j, 1 where it is below 1e-6",
+    ),
+    (re.compile(r"\bkl_[tu]\b"), "kl: divergence from the reference policy at a token"),
+    (re.compile(r"\bV_"), "V: the critic's value"),
+)
+
+
+def explained_formula(formula: str) -> str:
+    """Return a formula with the meaning of the symbols that it does not define itself."""
+    said = [words for symbol, words in _SYMBOLS if symbol.search(formula)]
+    return f"{formula} ({'; '.join(said)})" if said else formula
 
 
 def estimator_name(estimator: Any) -> str:

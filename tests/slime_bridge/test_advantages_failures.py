@@ -1,4 +1,4 @@
-"""Estimators that raise, leave, or answer nonsense: one typed error that names them, never the process's end."""
+"""Estimators that raise, leave, or answer nonsense: one typed error with their name, no process ends."""
 
 from __future__ import annotations
 

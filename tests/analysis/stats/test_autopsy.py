@@ -216,8 +216,6 @@ class TestChoice:
             autopsy(tables, 99)
         with pytest.raises(StatsError, match="group_index"):
             autopsy(tables, 0, by="prompt")
-        with pytest.raises(StatsError, match="per token"):
-            autopsy(tables, 1, "gae")
 
     def test_traces_alone_are_enough(self) -> None:
         """Without tables of groups and sessions the traces name the groups."""

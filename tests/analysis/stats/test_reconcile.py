@@ -136,7 +136,7 @@ def test_a_count_that_the_hook_did_not_emit_is_listed() -> None:
 
 
 def test_sessions_of_a_group_that_was_cut_in_flight_are_not_counted() -> None:
-    """The server keeps their files; the hook, which emitted 0, had thrown the group away before any result."""
+    """The server keeps their files; the hook, which emitted 0, had thrown the group away before that."""
     builder = _builder()
     lost = builder.rows["group"][2]
     assert lost["accepted"] is False

@@ -158,7 +158,7 @@ class TestEngine:
         assert fitted_contention(begin[:5], end[:5]) == 0.0
 
     def test_bursts_do_not_tell_contention(self) -> None:
-        """All begin together: the load at the start tells who came first, and these may be the shorter ones."""
+        """All begin together: the load at the start tells who came first, and these may be shorter."""
         rng = random.Random(6)
         begin = np.array([10.0 * (n // 64) + 0.001 * (n % 64) for n in range(640)])
         ends = begin + np.array([rng.lognormvariate(min(n % 64, 8) / 8, 0.8) for n in range(640)])
