@@ -36,6 +36,7 @@ from analysis.plots.timing import (
 )
 from analysis.plots.tokens import plot_tokens
 from analysis.plots.training import plot_evaluations, plot_reward
+from analysis.plots.trust import plot_contamination, plot_reconciliation, plot_simulation
 
 __all__ = [
     "house_style",
@@ -43,6 +44,7 @@ __all__ = [
     "plot_advantage_distribution",
     "plot_advantages",
     "plot_autopsy",
+    "plot_contamination",
     "plot_ess",
     "plot_estimator_agreement",
     "plot_estimator_lengths",
@@ -58,12 +60,14 @@ __all__ = [
     "plot_noise",
     "plot_policy_lag",
     "plot_ratio",
+    "plot_reconciliation",
     "plot_rejection_by_lag",
     "plot_rejections",
     "plot_replay",
     "plot_reward",
     "plot_running",
     "plot_signal",
+    "plot_simulation",
     "plot_stage_spread",
     "plot_stage_times",
     "plot_survivorship",

@@ -309,7 +309,8 @@ def _settings(chosen: Theme) -> dict[str, Any]:
         "axes.axisbelow": True,
         "axes.unicode_minus": True,
         "axes.formatter.limits": (-4, 6),
-        "axes.formatter.use_mathtext": True,
+        # Without mathematics around plain numbers: to parse it takes a quarter of the time of a figure.
+        "axes.formatter.use_mathtext": False,
         "grid.color": chosen.grid,
         "grid.linewidth": 0.5,
         "xtick.labelsize": SMALL_SIZE,

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import plots
+from tests.analysis.plots import trust_examples
 
 
 @dataclass(frozen=True)
@@ -429,5 +430,12 @@ EXAMPLES: dict[str, Example] = {
     "nodes": Example(plots.plot_nodes, ("node_id", "busy_seconds", "idle_seconds"), nodes),
     "running": Example(plots.plot_running, ("at", "sessions"), running),
     "tokens": Example(plots.plot_tokens, ("position", "mask", "logprob", "advantage"), tokens),
+    "contamination": Example(
+        plots.plot_contamination, ("cause", "verdict", "sessions"), trust_examples.contamination
+    ),
+    "reconciliation": Example(
+        plots.plot_reconciliation, ("name", "emitted", "recomputed", "status"), trust_examples.reconciliation
+    ),
+    "simulation": Example(plots.plot_simulation, ("value", "share"), trust_examples.simulation),
 }
 """Every figure by its name without ``plot_``."""
