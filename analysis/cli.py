@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from slime_bridge import __version__
+from slime_bridge.terminal import complain, run_command
 
 __all__ = ["COMMANDS", "Command", "build_parser", "main"]
 
@@ -57,7 +58,9 @@ COMMANDS = (
 def build_parser(commands: Sequence[Command] | None = None) -> argparse.ArgumentParser:
     """Build the parser of all subcommands; each leaves its `Command` in the namespace as `command`."""
     parser = argparse.ArgumentParser(prog="workbench", description="Drive and explore rollout runs.")
-    subparsers = parser.add_subparsers(title="jobs", required=True, metavar="JOB")
+    parser.add_argument("--version", action="version", version=f"workbench of slime-bridge {__version__}")
+    parser.set_defaults(command=None)
+    subparsers = parser.add_subparsers(title="jobs", metavar="JOB")
     for command in COMMANDS if commands is None else commands:
         sub = subparsers.add_parser(
             command.name,
@@ -70,7 +73,7 @@ def build_parser(commands: Sequence[Command] | None = None) -> argparse.Argument
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand.
+    """Run one subcommand; without one, list them.
 
     Parameters
     ----------
@@ -81,35 +84,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     -------
     int
         Exit code: 0 for success, 128 plus the signal's number after an interruption or where nobody reads
-        the output any more, 2 where an optional
-        dependency is missing, else what the job says.
+        the output any more, 2 where an optional dependency is missing or standard output is closed, else what
+        the job says.
     """
+    return run_command("workbench", lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser = build_parser()
+    options = parser.parse_args(argv)
+    command = options.command
+    if command is None:
+        parser.print_help()
+        return 0
     try:
-        options = build_parser().parse_args(argv)
-        try:
-            code = int(importlib.import_module(options.command.module).run(options))
-            sys.stdout.flush()
-            return code
-        except ModuleNotFoundError as error:
-            if (error.name or "").split(".")[0] in ("analysis", "slime_bridge"):
-                raise
-            command = options.command
-            print(
-                f"workbench {command.name} needs {error.name}, which is not installed: "
-                f"pip install 'slime-bridge[{command.extra}]'",
-                file=sys.stderr,
-            )
-            return 2
-    except BrokenPipeError:
-        # What reads the output has closed it, as `head` does; the interpreter flushes it once more on its way
-        # out, and must not complain either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except KeyboardInterrupt as interruption:
-        # A job that holds resources handles its own interruption; this one came before it could, or after it
-        # was done.
-        print("interrupted", file=sys.stderr)
-        return int(getattr(interruption, "exit_code", 128 + signal.SIGINT))
+        return int(importlib.import_module(command.module).run(options))
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in ("analysis", "slime_bridge"):
+            raise
+        complain(
+            f"workbench {command.name} needs {error.name}, which is not installed: "
+            f"pip install 'slime-bridge[{command.extra}]'"
+        )
+        return 2
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from analysis.cli_load import add_load_options, load_from, report_failure
+from analysis.cli_load import add_load_options, load_from, refuse_nothing, report_failure
+from analysis.cli_words import in_options
 from analysis.errors import AnalysisError
 
 __all__ = ["add_arguments", "run"]
@@ -24,7 +25,9 @@ def run(options: argparse.Namespace) -> int:
     """Load, write, and say what was written; return 0, or 1 if it cannot be done."""
     try:
         loaded = load_from(options)
-        sys.stdout.write(f"{loaded!r}\nwriting {options.out}\n")
+        sys.stdout.write(f"{in_options(repr(loaded))}\n")
+        refuse_nothing(loaded, options)
+        sys.stdout.write(f"writing {options.out}\n")
         sys.stdout.flush()
         out = loaded.to_parquet(options.out, tokens=not options.no_tokens, overwrite=options.overwrite)
     except BrokenPipeError:

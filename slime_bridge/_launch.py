@@ -21,6 +21,11 @@ from slime_bridge.errors import ConfigError
 
 __all__ = ["PromptRow", "arguments", "read_config_file", "read_prompt_rows", "synthetic_row"]
 
+_CORRECT_ROWS = "correct the rows"
+_LIKELY = {
+    "input_key": ("prompt", "question", "instruction", "messages", "problem", "query", "text", "input"),
+    "label_key": ("label", "answer", "solution", "target"),
+}
 _SLICED_PATH = re.compile(r"^(?P<path>.*)@\[(?P<start>\d*):(?P<stop>\d*)\]$")
 
 
@@ -106,12 +111,15 @@ class PromptRow:
         What is wrong.
     skipped
         Whether Slime would pass over the line without an error.
+    fix
+        What to do about the problem; empty where only the template or the row can be corrected.
     """
 
     line: int
     sample: Any = None
     problem: str | None = None
     skipped: bool = False
+    fix: str = ""
 
 
 def read_prompt_rows(source: str, args: Any, *, limit: int | None = None) -> Iterator[PromptRow]:
@@ -171,14 +179,21 @@ def _row(number: int, line: str, args: Any, position: int) -> PromptRow:
     try:
         row = json.loads(line)
     except ValueError:
-        return PromptRow(number, problem="is not JSON; Slime passes over such a line", skipped=True)
+        return PromptRow(
+            number, problem="is not JSON; Slime passes over such a line", skipped=True, fix=_CORRECT_ROWS
+        )
     if not isinstance(row, dict):
-        return PromptRow(number, problem=f"is no JSON object but a {type(row).__name__}")
+        return PromptRow(number, problem=f"is no JSON object but a {type(row).__name__}", fix=_CORRECT_ROWS)
     prompt_key = getattr(args, "input_key", None) or "input"
     label_key = getattr(args, "label_key", None)
     for name, key in (("input_key", prompt_key), ("label_key", label_key)):
         if key is not None and key not in row:
-            return PromptRow(number, problem=f"has no column {key!r} ({name}); it has {sorted(row)}")
+            column = next((likely for likely in _LIKELY[name] if likely in row), "COLUMN")
+            return PromptRow(
+                number,
+                problem=f"has no column {key!r} ({name}); it has {sorted(row)}",
+                fix=f"name the column as Slime's command line does: --set {name}={column}",
+            )
     metadata = row.get(getattr(args, "metadata_key", None) or "metadata") or {}
     if not isinstance(metadata, dict):
         return PromptRow(number, problem=f"has metadata that is a {type(metadata).__name__}, not an object")

@@ -3,21 +3,20 @@
 Subcommands import what they need when they run, so that `--help` answers at once and `patch-slime` works
 before anything is installed. Results go to standard output line by line, also into a pipe; what is wrong
 with a call goes to standard error. Exit codes: 0 done and well, 1 done and something is not well, 2 the call
-itself cannot be carried out.
+itself cannot be carried out, 130 interrupted, 141 nobody reads the output any more.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from slime_bridge import __version__
 from slime_bridge.errors import BridgeError
+from slime_bridge.terminal import complain, reason, run_command
 
 __all__ = ["build_parser", "main"]
 
@@ -28,7 +27,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser; each subcommand leaves its function as ``run`` in the namespace."""
     parser = argparse.ArgumentParser(prog="slime-bridge", description="The bridge between Slime and Polar.")
     parser.add_argument("--version", action="version", version=f"slime-bridge {__version__}")
-    jobs = parser.add_subparsers(title="jobs", required=True, metavar="JOB")
+    _lists_its_jobs(parser)
+    jobs = parser.add_subparsers(title="jobs", metavar="JOB")
     _add_doctor(jobs)
     _add_render(jobs)
     _add_topology(jobs)
@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand.
+    """Run one subcommand; without one, list them.
 
     Parameters
     ----------
@@ -54,36 +54,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit code: 0, 1 or 2, or 128 plus the signal's number after an interruption.
+        The exit code: 0, 1 or 2, or 128 plus the signal's number after an interruption or where nobody reads
+        the output any more.
     """
+    return run_command("slime-bridge", lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     options = build_parser().parse_args(argv)
     try:
         return int(options.run(options))
+    except BrokenPipeError:
+        raise
     except (BridgeError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            return _reader_is_gone()
-        _complain(f"slime-bridge: {error}")
+        complain(f"slime-bridge: {reason(error)}")
         return CANNOT
-    except KeyboardInterrupt:
-        _complain("interrupted")
-        return 128 + signal.SIGINT
-
-
-def _reader_is_gone() -> int:
-    """End quietly when what reads the output has closed it, as `head` does."""
-    # The interpreter flushes standard output once more on its way out.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 128 + signal.SIGPIPE
 
 
 def _say(text: str) -> None:
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
-
-
-def _complain(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 def _say_json(value: Any) -> None:
@@ -98,6 +88,16 @@ def _job(
     )
     job.set_defaults(run=run)
     return job
+
+
+def _lists_its_jobs(parser: argparse.ArgumentParser) -> None:
+    """Make a call without a job print the help: that is what whoever makes it wants to know."""
+
+    def show(_options: argparse.Namespace) -> int:
+        _say(parser.format_help())
+        return WELL
+
+    parser.set_defaults(run=show)
 
 
 def _add_config(job: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -181,14 +181,14 @@ def _add_render(jobs: Any) -> None:
 def _render(options: argparse.Namespace) -> int:
     from slime_bridge._launch import read_prompt_rows, synthetic_row
     from slime_bridge.config import check_polar_slime_config
-    from slime_bridge.doctor.configuration import build_request
+    from slime_bridge.doctor.configuration import build_request, known_warnings
     from slime_bridge.errors import ConfigError
     from slime_bridge.protocol import encode_task_request
 
     args = _args(options)
     config, warnings = check_polar_slime_config(args)
-    for warning in warnings:
-        _complain(f"warning: {warning}")
+    for warning in known_warnings(args, warnings):
+        complain(f"warning: {warning}")
     source = options.prompt_data or (None if options.prompt else getattr(args, "prompt_data", None))
     row = synthetic_row(options.prompt) if options.prompt else synthetic_row()
     if source is not None:
@@ -197,7 +197,9 @@ def _render(options: argparse.Namespace) -> int:
         if row is None:
             raise ConfigError(f"{source} has no row {options.row}")
         if row.problem is not None:
-            raise ConfigError(f"{source}, line {row.line} {row.problem}")
+            raise ConfigError(
+                f"{source}, line {row.line} {row.problem}" + (f"\n{row.fix}" if row.fix else "")
+            )
     request = build_request(args, config, row.sample, evaluation=options.evaluation)
     _say_json(json.loads(encode_task_request(request)))
     return WELL
@@ -228,11 +230,15 @@ def _topology(options: argparse.Namespace) -> int:
 
 
 def _add_journal(jobs: Any) -> None:
-    job = _job(jobs, "journal", _journal_audit, "look at a journal")
-    actions = job.add_subparsers(title="actions", required=True, metavar="ACTION")
+    job = jobs.add_parser("journal", help="look at a journal", description="Look at a journal.")
+    _lists_its_jobs(job)
+    actions = job.add_subparsers(title="actions", metavar="ACTION")
     text = "prove from a journal that no group was lost, doubled or trained on without right"
     action = actions.add_parser("audit", help=text, description=f"{text[:1].upper()}{text[1:]}.")
-    action.add_argument("path", metavar="PATH", help="journal.jsonl, or the folder that holds it")
+    action.add_argument(
+        "path", metavar="PATH", help="a run folder, its folder of journals (polar), or one journal.jsonl"
+    )
+    action.set_defaults(run=_journal_audit)
     action.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -79,7 +79,18 @@ class BridgeError(Exception):
 
 
 class ConfigError(BridgeError, ValueError):
-    """Raised when a configuration key, a template or the topology file is unusable."""
+    """Raised when a configuration key, a template or the topology file is unusable.
+
+    Attributes
+    ----------
+    key
+        The key to correct; empty where it is not one alone.
+    problems
+        The single errors, where this one stands for several; else empty.
+    """
+
+    key: str = ""
+    problems: tuple[ConfigError, ...] = ()
 
 
 class TemplateError(ConfigError):

@@ -18,6 +18,7 @@ from analysis.lab.interrupts import Interrupted, Interrupts
 from analysis.lab.run_folder import RunFolder
 from analysis.lab.settings import LabSettings
 from slime_bridge.errors import AdvantageError, BridgeError
+from slime_bridge.terminal import complain, reason
 
 if TYPE_CHECKING:
     from analysis.lab.progress import Progress
@@ -88,7 +89,11 @@ def _check_estimator(settings: LabSettings) -> None:
 def _read_settings(path: Path) -> LabSettings:
     try:
         return LabSettings.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+    except OSError as error:
+        raise ValueError(f"--settings {reason(error)}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--settings {path} is not JSON: {error}") from error
+    except (ValueError, TypeError) as error:
         raise ValueError(f"--settings {path}: {error}") from error
 
 
@@ -139,7 +144,7 @@ def run_settings(settings: LabSettings, out: Path | None = None, *, figures: boo
 
 
 def _refuse(error: Exception) -> int:
-    sys.stderr.write(f"workbench lab: {error}\n")
+    complain(f"workbench lab: {reason(error)}")
     return 2
 
 

@@ -164,6 +164,13 @@ class LabSettings:
         _check_range("warm_start_steps", self.warm_start_steps, 1, 100_000)
         _check_range("demonstrator_skill", self.demonstrator_skill, 0.0, 1.0)
         _check_range("min_complete_accept_fraction", self.min_complete_accept_fraction, 0.0, 1.0)
+        if not isinstance(self.fully_async, bool):
+            raise ValueError(f"fully_async must be true or false, got {self.fully_async!r}")
+        if not isinstance(self.advantage_estimator, str | None):
+            raise ValueError(f"advantage_estimator must be a name, got {self.advantage_estimator!r}")
+        kwargs = self.advantage_estimator_kwargs
+        if not isinstance(kwargs, Mapping):
+            raise ValueError(f"advantage_estimator_kwargs must be names and values, got {kwargs!r}")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LabSettings:
@@ -174,6 +181,8 @@ class LabSettings:
         ValueError
             For an unknown name or a value out of range.
         """
+        if not isinstance(values, Mapping):
+            raise ValueError(f"settings are names and values, got a {type(values).__name__}")
         nested = {"train": TrainerSettings, "troubles": AgentTroubles}
         given = {
             name: _built(nested[name], value) if name in nested else value for name, value in values.items()
@@ -212,5 +221,7 @@ def _built(cls: type[Any], values: Any) -> Any:
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} must be a number between {low} and {high}, got {value!r}")
     if not (math.isfinite(value) and low <= value <= high):
         raise ValueError(f"{name} must be between {low} and {high}, got {value!r}")

@@ -120,7 +120,10 @@ def format_summary(summary: Summary, captures: Sequence[CaptureReport] = ()) -> 
     lines = [f"  {name:<{width}}  {value}" for name, value in rows]
     if captures:
         lines.append("")
-        lines.append("  sessions captured from real Polar runs, converted by the bridge:")
+        lines.append(
+            "  not of this run: three sessions of real agents on real Polar servers come with the package\n"
+            "  and go through the same conversion, to show what it makes of them:"
+        )
         lines.extend(f"    {capture.name:<14} {capture.describe()}" for capture in captures)
     return "\n".join(lines)
 

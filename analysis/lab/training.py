@@ -90,8 +90,7 @@ class TrainingLoop:
             task.advance(
                 reward=f"{record['lab/reward_mean']:.3f}",
                 lag=f"{record['lab/lag_mean']:.1f}",
-                accepted=str(accepted),
-                rejected=str(rejected),
+                **{"in all": f"{accepted} groups accepted, {rejected} rejected"},
             )
 
     def push(self, version: int) -> float:

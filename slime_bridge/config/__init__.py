@@ -16,6 +16,7 @@ from slime_bridge.config.reading import (
     resolve_reward_settings,
     resolve_sglang_router_base_url,
 )
+from slime_bridge.config.values import unknown_keys
 
 __all__ = [
     "BarrierSettings",
@@ -32,4 +33,5 @@ __all__ = [
     "resolve_polar_slime_config",
     "resolve_reward_settings",
     "resolve_sglang_router_base_url",
+    "unknown_keys",
 ]

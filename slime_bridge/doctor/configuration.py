@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from slime_bridge._launch import PromptRow
@@ -17,63 +16,83 @@ from slime_bridge._messages import prompt_to_instruction_text
 from slime_bridge.config import (
     PolarSlimeConfig,
     check_polar_slime_config,
+    describe_keys,
     render_instruction,
     render_task_payload,
+    unknown_keys,
 )
 from slime_bridge.config.checks import derived_limits
 from slime_bridge.doctor.report import Finding, Severity, counted, finding
-from slime_bridge.errors import BridgeError, ConfigError
+from slime_bridge.errors import AdvantageError, BridgeError, ConfigError
 from slime_bridge.filters import TrainerFilters
 from slime_bridge.protocol import TaskRequest, encode_task_request
+from slime_bridge.reward_post_process import production_estimator
 
-__all__ = ["BARRIER_PATH", "build_request", "check_configuration", "check_templates"]
+__all__ = ["BARRIER_PATH", "build_request", "check_configuration", "check_templates", "known_warnings"]
 
 BARRIER_PATH = "slime_bridge.megatron_hooks.install_weight_update_barrier"
 """What ``--custom-megatron-init-path`` names for the weight-update barrier."""
 
 _CONFIG = "configuration"
 _TEMPLATES = "templates"
-_WORD = re.compile(r"[A-Za-z_]\w+")
 _ROW_NAME = re.compile(r"^sample \S+ of group \S+?:? ")
 _SHOWN_LINES = 5
-_MOST_ERRORS = 20
 _FROM_COMMAND_LINE = ("rollout_batch_size", "n_samples_per_prompt", "max_tokens_per_gpu")
 
 
 def check_configuration(args: Any) -> tuple[list[Finding], PolarSlimeConfig | None]:
     """Resolve the configuration; report every wrong key at once, and what works against each other."""
-    errors = _all_errors(args)
-    if errors:
-        fix = "correct the key in the configuration file, or in --set"
-        return [finding(_CONFIG, Severity.ERROR, error, fix=fix) for error in errors], None
-    config, warnings = check_polar_slime_config(args)
+    try:
+        config, warnings = check_polar_slime_config(args)
+    except ConfigError as error:
+        problems = error.problems or (error,)
+        found = [finding(_CONFIG, Severity.ERROR, str(each), fix=_key_fix(each.key)) for each in problems]
+        # A misspelt key is often why another one is missing.
+        found += [finding(_CONFIG, Severity.WARNING, text) for text in unknown_keys(args)]
+        return [*found, *_estimator(args)], None
     found = [
         finding(_CONFIG, Severity.OK, "every key has a value it can have", evidence=derived_limits(config))
     ]
-    # What follows from a default that the real command line replaces is no finding.
-    unknown = tuple(f"{name} is " for name in _missing(args))
-    found += [finding(_CONFIG, Severity.WARNING, text) for text in warnings if not text.startswith(unknown)]
-    found += [*_command_line(args), *_run_dir(config), *_barrier(args, config), *_filters(args, config)]
+    found += [finding(_CONFIG, Severity.WARNING, text) for text in known_warnings(args, warnings)]
+    found += [*_command_line(args), *_run_dir(config), *_barrier(args, config)]
+    found += [*_filters(args, config), *_estimator(args)]
     return found, config
 
 
-def _all_errors(args: Any) -> list[str]:
-    """Return the error of each key that has one: a key that was complained about is left out next time."""
-    rest = SimpleNamespace(**vars(args))
-    errors: list[str] = []
-    while len(errors) < _MOST_ERRORS:
-        try:
-            check_polar_slime_config(rest)
-        except ConfigError as exc:
-            errors.append(str(exc))
-            key = next((word for word in _WORD.findall(str(exc)) if hasattr(rest, word)), None)
-            # What cannot be left out would only be missed instead.
-            if key is None or key in ("polar_task_template", "polar_rollout_url", "polar_topology_path"):
-                return errors
-            delattr(rest, key)
-        else:
-            return errors
-    return errors
+def known_warnings(args: Any, warnings: Iterable[str]) -> list[str]:
+    """Return the warnings that do not follow from the default of a key which Slime's command line sets."""
+    unknown = tuple(f"{name} is " for name in _missing(args))
+    return [text for text in warnings if not text.startswith(unknown)]
+
+
+def _key_fix(key: str) -> str:
+    """Say where to correct a key, and what it is without it."""
+    if key == "polar_task_template":
+        return (
+            "give the task template, at least: polar_task_template: {agent: {harness: mini_swe_agent, "
+            "model_name: policy}, evaluator: {strategy: test_on_output}}"
+        )
+    row = next((row for row in describe_keys() if row["key"] == key), None)
+    if row is not None and row["source"] == "environment":
+        return f"correct or unset the environment variable {key}"
+    where = f"correct {key or 'it'} in the configuration file, or with --set {key or 'KEY'}=…"
+    if row is None or key in ("polar_rollout_url", "polar_topology_path"):
+        return where
+    return f"{where}; left out, it is {row['default'].strip('`')}"
+
+
+def _estimator(args: Any) -> Iterable[Finding]:
+    """Find an advantage estimator that could not be made, which would end the run after its first rollout."""
+    try:
+        production_estimator(args)
+    except ConfigError:
+        return  # said with the other keys
+    except AdvantageError as error:
+        fix = (
+            "correct polar_advantage_estimator or polar_advantage_estimator_kwargs; a module of your own has "
+            "to be on the PYTHONPATH of the Ray job"
+        )
+        yield finding(_CONFIG, Severity.ERROR, f"polar_advantage_estimator: {error}", fix=fix)
 
 
 def _missing(args: Any) -> list[str]:
@@ -179,7 +198,7 @@ def check_templates(
     sample
         The first sample that renders; None if none does.
     """
-    problems: dict[tuple[str, bool], list[int]] = {}
+    problems: dict[tuple[str, bool, str], list[int]] = {}
     good, sizes = None, []
     for row in rows:
         problem = row.problem
@@ -191,8 +210,8 @@ def check_templates(
             else:
                 good = row.sample if good is None else good
         if problem is not None:
-            problems.setdefault((problem, row.skipped), []).append(row.line)
-    found = [_row_problem(text, skipped, lines, len(rows)) for (text, skipped), lines in problems.items()]
+            problems.setdefault((problem, row.skipped, row.fix), []).append(row.line)
+    found = [_row_problem(*problem, lines, len(rows)) for problem, lines in problems.items()]
     if sizes:
         name = (
             f"{counted(len(sizes), 'row')} of {source}" if source else "a made-up prompt (no --prompt-data)"
@@ -213,7 +232,7 @@ def check_templates(
     return found, good
 
 
-def _row_problem(text: str, skipped: bool, lines: list[int], total: int) -> Finding:
+def _row_problem(text: str, skipped: bool, fix: str, lines: list[int], total: int) -> Finding:
     first = ", ".join(str(line) for line in lines[:_SHOWN_LINES] if line)
     more = f" and {len(lines) - _SHOWN_LINES} more" if len(lines) > _SHOWN_LINES else ""
     where = f"line {first}{more}: " if first else ""
@@ -223,7 +242,5 @@ def _row_problem(text: str, skipped: bool, lines: list[int], total: int) -> Find
         Severity.WARNING if skipped else Severity.ERROR,
         lost or f"{len(lines)} of {total} rows cannot be submitted",
         evidence=f"{where}{text}",
-        fix="correct the rows, or the names of the columns (--set input_key=…)"
-        if "column" in text or skipped
-        else "correct the template or the rows that it is rendered over",
+        fix=fix or "correct the template or the rows that it is rendered over",
     )

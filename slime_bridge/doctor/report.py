@@ -127,7 +127,11 @@ class Report:
 
     def summary(self) -> str:
         """Return the outcome in one line."""
-        counts = ", ".join(f"{number} {name}" for name, number in self.counts.items() if number)
+        counts = ", ".join(
+            counted(number, name) if name in (Severity.WARNING, Severity.ERROR) else f"{number} {name}"
+            for name, number in self.counts.items()
+            if number
+        )
         outcome = "ready to train" if self.ok else "not ready to train"
         return f"{outcome}: {counts} in {self.seconds:.1f} s"
 

@@ -198,7 +198,9 @@ def open_pair(directory: Path) -> tuple[LineFile, LineFile]:
                     rejected, _open(rejected)
                 )
     except OSError as error:
-        raise JournalError(f"{directory}: the journal's folder cannot be used: {error}") from error
+        raise JournalError(
+            f"{directory}: the journal's folder cannot be used: {error.strerror or error}"
+        ) from error
     raise JournalError(f"{directory}: {_MAX_FILES} journals in this folder are in use")
 
 

@@ -12,7 +12,10 @@ from typing import Any
 from slime_bridge.errors import JournalError
 from slime_bridge.journal.schema import SCHEMA_VERSION
 
-__all__ = ["JournalProblem", "read_journal"]
+__all__ = ["RUN_SUBFOLDER", "JournalProblem", "read_journal"]
+
+RUN_SUBFOLDER = "polar"
+"""Where a run keeps its journals unless `polar_run_dir` says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,8 @@ def read_journal(
     Parameters
     ----------
     path
-        The file, or a folder: then all its ``journal*.jsonl`` one after the other.
+        The file, or a folder: then all its ``journal*.jsonl`` one after the other. A run folder stands for
+        the ``polar`` in it, where the bridge keeps them by default.
     problems
         Receives one entry per line that is no record: torn, empty of meaning, or of a newer schema.
 
@@ -46,12 +50,7 @@ def read_journal(
     JournalError
         The path does not exist or cannot be read.
     """
-    root = Path(path)
-    files = (
-        sorted(root.glob("journal*.jsonl"), key=lambda p: (len(p.name), p.name)) if root.is_dir() else [root]
-    )
-    if not files:
-        raise JournalError(f"{root}: no journal.jsonl in this folder")
+    files = _files(Path(path))
     found: list[JournalProblem] = [] if problems is None else problems
     for file in files:
         try:
@@ -59,7 +58,21 @@ def read_journal(
                 for number, line in enumerate(lines, start=1):
                     yield from _parse(file, number, line, found)
         except OSError as error:
-            raise JournalError(f"{file}: cannot be read: {error}") from error
+            words = error.strerror or str(error)
+            raise JournalError(f"{file} cannot be read: {words[:1].lower()}{words[1:]}") from error
+
+
+def _files(root: Path) -> list[Path]:
+    if not root.is_dir():
+        return [root]
+    for folder in (root, root / RUN_SUBFOLDER):
+        found = sorted(folder.glob("journal*.jsonl"), key=lambda p: (len(p.name), p.name))
+        if found:
+            return found
+    raise JournalError(
+        f"{root}: no journal.jsonl in this folder, nor in a folder {RUN_SUBFOLDER} below it; name the run's "
+        "folder, or what polar_run_dir says"
+    )
 
 
 def _parse(file: Path, number: int, line: bytes, problems: list[JournalProblem]) -> Iterator[dict[str, Any]]:

@@ -42,9 +42,9 @@ def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None
         assert entry.summary in shown
 
 
-@pytest.mark.parametrize("argv", [[], ["unknown"], ["job", "--number", "x"]])
+@pytest.mark.parametrize("argv", [["unknown"], ["job", "--number", "x"]])
 def test_unusable_arguments_exit_with_two(job: types.ModuleType, argv: list[str]) -> None:
-    """No job, an unknown job or a wrong value: usage and exit code 2."""
+    """An unknown job or a wrong value: usage and exit code 2."""
     with pytest.raises(SystemExit) as ended:
         cli.main(argv)
     assert ended.value.code == 2

@@ -49,7 +49,7 @@ def test_tables_show_only_columns_with_values(tmp_path: Path, capsys: pytest.Cap
     [
         (["/no/such/run"], "no such file"),
         (["{run}", "--strict"], "ses_torn.json"),
-        (["{run}", "--address", "somewhere"], 'engine="ray"'),
+        (["{run}", "--address", "somewhere"], "--engine ray"),
         (["{run}", "--show", "sessions", "--columns", "nope"], "nope"),
     ],
 )
@@ -57,6 +57,7 @@ def test_what_goes_wrong_is_one_line_and_exit_code_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
 ) -> None:
     """A missing run, a problem in strict mode, contradicting options, a wrong column."""
+    write_session(tmp_path, "whole")
     write_session(tmp_path, "torn").write_bytes(b"{")
     code = cli.main(["load", "--no-index", *(option.format(run=tmp_path) for option in options)])
     error = capsys.readouterr().err

@@ -223,7 +223,9 @@ def test_the_words_are_whole_lines_with_the_numbers(run: Run) -> None:
     assert len(rollouts) == SETTINGS.rollouts
     for line in rollouts:
         assert re.fullmatch(
-            r"rollout \d/8  reward [\d.]+  lag [\d.]+  accepted \d+  rejected \d+  left \d+:\d\d", line
+            r"rollout \d/8  reward [\d.]+  lag [\d.]+  in all \d+ groups accepted, \d+ rejected  "
+            r"left \d+:\d\d",
+            line,
         )
     assert any("2,883 tokens, 149 response, 119 trainable" in line for line in lines)
     assert lines[-1] == f"everything is in {run.folder.root}"

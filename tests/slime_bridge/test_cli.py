@@ -72,13 +72,12 @@ class TestCommand:
     @pytest.mark.parametrize(
         "argv",
         [
-            [],
             ["dokter"],
             ["doctor"],
             ["doctor", "-c", "x", "--timeout", "0"],
             ["doctor", "-c", "x", "--timeout", "nan"],
             ["doctor", "-c", "x", "--max-rows", "0"],
-            ["journal"],
+            ["journal", "adit"],
             ["patch-slime", "x", "--check", "--revert"],
         ],
     )
@@ -94,7 +93,8 @@ class TestCommand:
         code = (
             "import sys, slime_bridge.cli, slime_bridge.patch_slime\n"
             "slime_bridge.cli.build_parser()\n"
-            "print(sorted({'anyio', 'h11', 'httpx', 'msgspec', 'numpy', 'yaml'} & set(sys.modules)))\n"
+            "heavy = {'aiohttp', 'anyio', 'h11', 'httpx', 'msgspec', 'numpy', 'yaml'}\n"
+            "print(sorted(heavy & set(sys.modules)))\n"
         )
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -326,6 +326,16 @@ class TestJournal:
         assert "1  delivered" in out
         code, out, _ = run(capsys, "journal", "audit", tmp_path / "journal.jsonl", "--json")
         assert json.loads(out) == {**json.loads(out), "proved": True, "violations": [], "unread_lines": []}
+
+    def test_a_run_folder_is_enough(self, tmp_path, capsys):
+        """What the lab prints, and what Slime's save is: the journals lie in the folder polar below it."""
+        write_journal(tmp_path / "run" / "polar")
+        code, out, _ = run(capsys, "journal", "audit", tmp_path / "run")
+        assert (code, "conservation is proved" in out) == (0, True)
+        (tmp_path / "other").mkdir()
+        code, _, err = run(capsys, "journal", "audit", tmp_path / "other")
+        assert code == 2
+        assert "no journal.jsonl in this folder, nor in a folder polar below it" in err
 
     def test_a_group_that_was_lost(self, tmp_path, capsys):
         """The violation with its group, and exit code 1."""

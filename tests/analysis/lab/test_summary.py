@@ -91,3 +91,5 @@ def test_captures_give_the_known_numbers() -> None:
     assert "1 sample, 2,883 tokens, 149 response, 119 trainable" in text
     assert "8,506 trainable, 2,119 zero logprobs kept" in text
     assert "1 placeholder, group rejected: no token ids" in text
+    # They are no part of the run that they are printed under.
+    assert "not of this run" in text
