@@ -267,7 +267,7 @@ def _panel(
         "series": series,
         "legend": [],
         "readout": readout,
-        "note": "" if there or not series else "not recorded",
+        "note": "" if there else "not recorded",
     }
 
 

@@ -278,7 +278,8 @@ class TableRows:
         else:
             write = column.write or writer(values)
             texts = [len(str(write(v))) for v in values.iloc[:_WIDTH_SAMPLE].dropna()]
-            width = int(np.clip(max([*texts, len(label) + 2]), *_WIDTHS))
+            room = 1 if kind == "number" else 2  # bold letters are wider than digits, and as wide as text
+            width = int(np.clip(max([*texts, len(label) + room]), *_WIDTHS))
         return replace(column, label=label, kind=kind, domain=domain, width=width)
 
 
