@@ -5,11 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from analysis.cli_load import add_load_options, load_from, report_failure
 from analysis.errors import AnalysisError
 
+if TYPE_CHECKING:
+    from analysis.report.findings import Findings
+
 __all__ = ["add_arguments", "run"]
+
+_SHOWN = 10
+"""Findings that are listed per run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,11 +58,29 @@ def run(options: argparse.Namespace) -> int:
         raise
     except (AnalysisError, OSError, ValueError) as error:
         return report_failure("report", error)
-    for finding in written.findings.found[:10]:
-        sys.stdout.write(f"{finding.severity:<8} {finding.title}\n")
-    if not written.findings.found:
-        sys.stdout.write("no rule found anything that needs attention\n")
+    if other is None or written.compared is None:
+        _say(written.findings)
+    else:
+        for run, found in ((loaded, written.findings), (other, written.compared)):
+            sys.stdout.write(f"\n{run.names[0]!r}\n")
+            _say(found)
     removed = sum(written.removed.values())
     masked = f", {removed:,} credentials masked" if removed else ""
-    sys.stdout.write(f"{written.size / 2**20:.1f} MiB in {written.path}{masked}\n")
+    sys.stdout.write(f"{_size(written.size)} in {written.path}{masked}\n")
     return 0
+
+
+def _say(findings: Findings) -> None:
+    """List what was found, the worst first."""
+    for finding in findings.found[:_SHOWN]:
+        sys.stdout.write(f"{finding.severity:<8} {finding.title}\n")
+    more = len(findings.found) - _SHOWN
+    if more > 0:
+        sys.stdout.write(f"{more} more of lower rank\n")
+    if not findings.found:
+        sys.stdout.write("no rule found anything that needs attention\n")
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes in the unit in which it has a digit before the point."""
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{max(1, round(count / 2**10)):,} KiB"

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from analysis.errors import AnalysisError
 from analysis.html import escaped, table
 from analysis.report.figures import by_name, figure_html
-from analysis.report.findings import Findings, find
+from analysis.report.findings import Findings
 from analysis.report.measures import Measures
 from analysis.report.redaction import Redactor
 from analysis.report.rules import RULES
@@ -155,9 +155,26 @@ def settings_frame(first: Measures, second: Measures, redactor: Redactor) -> pd.
 
 
 def comparison_section(
-    first: Measures, second: Measures, redactor: Redactor, *, figures: bool = True
+    first: Measures,
+    second: Measures,
+    redactor: Redactor,
+    *,
+    findings: tuple[Findings, Findings],
+    figures: bool = True,
 ) -> Section:
-    """Return a section that sets a second run beside the first."""
+    """Return a section that sets a second run beside the first.
+
+    Parameters
+    ----------
+    first, second
+        Statistics of either run.
+    redactor
+        Through which all text goes.
+    findings
+        What the rules said about either run.
+    figures
+        Whether to draw.
+    """
     names = [measures.run.names[0] for measures in (first, second)]
     labels = {"first": names[0], "second": names[1] if names[1] != names[0] else f"{names[1]} (second)"}
     frame = comparison_frame(first, second)
@@ -170,7 +187,7 @@ def comparison_section(
             titles=_TITLES,
         )
     ]
-    parts.append(table(_findings_frame(first, second), caption="Findings", labels=labels))
+    parts.append(table(_findings_frame(*findings), caption="Findings", labels=labels))
     settings = settings_frame(first, second, redactor)
     if len(settings):
         parts.append(table(settings, caption="Settings that differ", labels=labels))
@@ -188,16 +205,12 @@ def _rounded(value: float) -> str:
     return f"{value:.3g}".replace("-", "−")
 
 
-def _findings_frame(first: Measures, second: Measures) -> pd.DataFrame:
+def _findings_frame(first: Findings, second: Findings) -> pd.DataFrame:
     """Return one row per rule that found something in either run, with what it said."""
-    said = [{f.rule: f"{f.severity}: {f.title}" for f in _found(m).found} for m in (first, second)]
+    said = [{f.rule: f"{f.severity}: {f.title}" for f in side.found} for side in (first, second)]
     rules = [name for name, _ in RULES if name in said[0] or name in said[1]]
     rows = [(name, said[0].get(name), said[1].get(name)) for name in rules]
     return pd.DataFrame(rows, columns=["rule", "first", "second"], dtype="string")
-
-
-def _found(measures: Measures) -> Findings:
-    return find(measures, RULES)
 
 
 def _pairs(first: Measures, second: Measures, labels: dict[str, str], redactor: Redactor) -> Iterator[Markup]:

@@ -63,7 +63,7 @@ def _largest(measures: Measures) -> pd.DataFrame:
         "staleness",
     ]
     order = ["advantage_abs_max", "rollout_id"]
-    return rows.sort_values(order, ascending=False, kind="stable")[names].head(8)
+    return rows.sort_values(order, ascending=[False, True], kind="stable")[names].head(8)
 
 
 def _prompts(measures: Measures) -> pd.DataFrame:

@@ -152,14 +152,13 @@ def _busiest(measures: Measures) -> pd.DataFrame:
 
 
 def _most_telling(measures: Measures) -> pd.DataFrame:
-    """Return the trajectories of the latest of the groups with the largest advantage."""
+    """Return the trajectories of the first accepted group with the largest advantage, as in the notebooks."""
     groups = measures.frames.groups
-    size = np.where(flags(groups, "evaluation"), np.nan, floats(groups, "advantage_abs_max"))
-    size = np.where(np.isnan(floats(groups, "group")), np.nan, size)
+    there = flags(groups, "accepted") & ~flags(groups, "evaluation") & ~np.isnan(floats(groups, "group"))
+    size = np.where(there, floats(groups, "advantage_abs_max"), np.nan)
     if not (size > 0).any():
         return pd.DataFrame()
-    # Equal but for rounding: the sums behind them were taken in another order.
-    row = groups.iloc[int(np.flatnonzero(size >= np.nanmax(size) * (1 - 1e-6))[-1])]
+    row = groups.iloc[int(np.nanargmax(size))]
     worker = None if pd.isna(row["worker"]) else str(row["worker"])
     return autopsy(measures.frames, int(row["group"]), worker=worker).trajectories
 
@@ -209,7 +208,7 @@ FIGURES: tuple[FigureSpec, ...] = (
     FigureSpec(
         "autopsy",
         "Where does the largest advantage come from?",
-        "The latest group that has it: from each trajectory's baseline to its reward.",
+        "The first group that has it: from each trajectory's baseline to its reward.",
         _most_telling,
         plots.plot_autopsy,
         partial(_table, "Advantages by position", "position", "advantage", ".2f"),

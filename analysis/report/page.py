@@ -59,6 +59,8 @@ class Written:
         What the rules said.
     removed, withheld
         Credentials and texts that are not in it, by kind.
+    compared
+        What the rules said about the second run; None without one.
     """
 
     path: Path
@@ -66,6 +68,7 @@ class Written:
     findings: Findings
     removed: Mapping[str, int]
     withheld: Mapping[str, int]
+    compared: Findings | None = None
 
 
 def write_report(
@@ -117,14 +120,19 @@ def write_report(
         step("findings")
         found = find(measures, RULES)
         sections, drawn = _sections(measures, redactor, figures, step)
+        beside: Findings | None = None
         if compare is not None:
             step("comparison")
-            sections.insert(0, comparison_section(measures, Measures(compare), redactor, figures=figures))
+            second = Measures(compare)
+            beside = find(second, RULES)
+            sections.insert(
+                0, comparison_section(measures, second, redactor, findings=(found, beside), figures=figures)
+            )
         sections.insert(0, findings_section(found, redactor, drawn))
         step("page")
         data = _page(measures, found, sections, redactor).encode("utf-8")
     _replace(target, data)
-    return Written(target, len(data), found, dict(redactor.removed), dict(redactor.withheld))
+    return Written(target, len(data), found, dict(redactor.removed), dict(redactor.withheld), beside)
 
 
 def _check(run: Any) -> None:

@@ -77,8 +77,8 @@ def choose_samples(measures: Measures) -> list[Sample]:
     failed = (texts(table, "status") != "COMPLETED") & spoke
     late = floats(table, "rollout_id")
     wanted = (
-        ("The largest advantage", _last_of_largest(advantage, late, advantage > 0)),
-        ("The most negative advantage", _last_of_largest(-advantage, late, advantage < 0)),
+        ("The largest advantage", _last_of_largest(advantage, -late, advantage > 0)),
+        ("The most negative advantage", _last_of_largest(-advantage, -late, advantage < 0)),
         ("The longest response", _last_of_largest(tokens, late, spoke)),
         ("A session that failed", _last_of_largest(late, tokens, failed)),
         ("A session of middling length, late in training", _middling(tokens, late, spoke)),
@@ -136,7 +136,7 @@ def _last_of_largest(values: Floats, order: Floats, where: Bools) -> int | None:
     places = np.flatnonzero(where & ~np.isnan(values))
     if not len(places):
         return None
-    return int(places[np.lexsort((np.nan_to_num(order[places], nan=-1), values[places]))[-1]])
+    return int(places[np.lexsort((np.nan_to_num(order[places], nan=-np.inf), values[places]))[-1]])
 
 
 def _middling(tokens: Floats, late: Floats, where: Bools) -> int | None:

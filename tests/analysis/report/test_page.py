@@ -254,7 +254,7 @@ def test_the_command_writes_the_page(embedded: RunFolder, tmp_path: Path, capsys
     paths = ["report", str(embedded.root), "--no-index", "-o", str(out), "--compare", str(embedded.root)]
     assert cli.main([*paths, "--no-content", "--no-figures"]) == 0
     said = capsys.readouterr().out
-    assert said.endswith(f"MiB in {out}\n")
+    assert said.endswith(f" KiB in {out}\n")
     assert "Compared with lab (second)" in out.read_text("utf-8")
     assert cli.main(["report", str(tmp_path / "nowhere"), "-o", str(out)]) == 1
     assert "workbench report:" in capsys.readouterr().err
