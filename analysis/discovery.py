@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -55,6 +55,7 @@ class Discovery:
 @dataclass(slots=True)
 class _Walk:
     known: Mapping[str, SourceFile]
+    fresh: Callable[[SourceFile], None]
     files: list[SourceFile] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -65,6 +66,7 @@ def discover(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
     known: Mapping[str, SourceFile] | None = None,
+    fresh: Callable[[SourceFile], None] = lambda file: None,
 ) -> Discovery:
     """Find the files of a run.
 
@@ -74,6 +76,8 @@ def discover(
         Files and folders. A file that is named here is read if it can be, whatever its name.
     known
         Files of an earlier look, by path: unchanged ones are not looked into again.
+    fresh
+        Called with each other file, as soon as it is found.
 
     Raises
     ------
@@ -81,7 +85,7 @@ def discover(
         If one of the paths does not exist.
     """
     roots = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    walk = _Walk(known or {})
+    walk = _Walk(known or {}, fresh)
     for given in roots:
         root = os.fspath(given)
         try:
@@ -177,9 +181,11 @@ def _take(walk: _Walk, path: str, status: os.stat_result, *, explicit: bool) -> 
     if before is not None and (before.size, before.mtime_ns) == (status.st_size, status.st_mtime_ns):
         kind: SourceKind | str = before.kind
     else:
-        kind = _kind(path, status.st_size)
+        kind, before = _kind(path, status.st_size), None
     if isinstance(kind, SourceKind):
         walk.files.append(SourceFile(path, kind, status.st_size, status.st_mtime_ns, explicit))
+        if before is None:
+            walk.fresh(walk.files[-1])
     else:
         walk.skipped.append(Skipped(path, kind))
         if explicit:
@@ -187,8 +193,7 @@ def _take(walk: _Walk, path: str, status: os.stat_result, *, explicit: bool) -> 
 
 
 def _kind(path: str, size: int) -> SourceKind | str:
-    pure = PurePath(path)
-    named = by_name(pure)
+    named = by_name(path)
     if named is not None:
         return named
     try:
@@ -197,7 +202,7 @@ def _kind(path: str, size: int) -> SourceKind | str:
             head = stream.read(HEAD_BYTES)
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
-    return by_content(pure, head)
+    return by_content(PurePath(path), head)
 
 
 def _leave_out_unnamed(walk: _Walk) -> None:

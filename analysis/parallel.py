@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -18,7 +18,17 @@ from analysis.errors import EngineUnavailableError
 from analysis.ray_pool import RayPool
 from analysis.worker_pool import Lost, WorkerPool
 
-__all__ = ["ENGINES", "Engine", "Lost", "Plan", "available_cpus", "chunked", "map_chunks", "plan"]
+__all__ = [
+    "ENGINES",
+    "EarlyWorkers",
+    "Engine",
+    "Lost",
+    "Plan",
+    "available_cpus",
+    "chunked",
+    "map_chunks",
+    "plan",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -106,10 +116,10 @@ def chunked(
     items: Iterable[T],
     size: Callable[[T], int],
     *,
-    chunk_bytes: int = CHUNK_BYTES,
-    chunk_items: int = CHUNK_FILES,
+    chunk_bytes: int | None = None,
+    chunk_items: int | None = None,
 ) -> list[list[T]]:
-    """Cut items into runs of neighbours that hold about `chunk_bytes` each; nothing is reordered.
+    """Cut items into runs of neighbours that hold about as many bytes each; nothing is reordered.
 
     Parameters
     ----------
@@ -118,14 +128,16 @@ def chunked(
     size
         Bytes of an item.
     chunk_bytes, chunk_items
-        A chunk is closed once it reaches either.
+        A chunk is closed once it reaches either; `CHUNK_BYTES` and `CHUNK_FILES` by default.
     """
+    most_bytes = CHUNK_BYTES if chunk_bytes is None else chunk_bytes
+    most_items = CHUNK_FILES if chunk_items is None else chunk_items
     chunks: list[list[T]] = []
     room = 0
     for item in items:
-        if room <= 0 or len(chunks[-1]) >= chunk_items:
+        if room <= 0 or len(chunks[-1]) >= most_items:
             chunks.append([])
-            room = chunk_bytes
+            room = most_bytes
         chunks[-1].append(item)
         room -= max(1, size(item))
     return chunks
@@ -141,6 +153,7 @@ def map_chunks(
     progress: bool | None = None,
     label: str = "loading",
     without: Sequence[str] = (),
+    started: WorkerPool | None = None,
 ) -> Generator[R, None, None]:
     """Yield ``function(chunk)`` in the order of the chunks.
 
@@ -163,6 +176,8 @@ def map_chunks(
         What the bar says.
     without
         As in `analysis.worker_pool.WorkerPool`.
+    started
+        A pool for the same function, from `EarlyWorkers`, to be used where processes are.
 
     Raises
     ------
@@ -170,7 +185,7 @@ def map_chunks(
         Ray was asked for and cannot be had.
     """
     total = sum(size(item) for chunk in chunks for item in chunk)
-    with _bar(total, progress, label) as advance, _pool(function, how, len(chunks), without) as pool:
+    with _bar(total, progress, label) as advance, _pool(function, how, len(chunks), without, started) as pool:
         results = map(function, chunks) if pool is None else pool.map(chunks)
         for chunk, result in zip(chunks, results, strict=True):
             if pool is not None and isinstance(result, Lost):
@@ -182,17 +197,65 @@ def map_chunks(
             advance(sum(size(item) for item in chunk))
 
 
+class EarlyWorkers:
+    """Worker processes that start while it is still being found out what there is to do; a context manager.
+
+    An interpreter starts as long as it takes to list some ten thousand files: neither waits for the other.
+
+    Parameters
+    ----------
+    function, without
+        As in `analysis.worker_pool.WorkerPool`.
+    engine, workers
+        As in `plan`.
+
+    Attributes
+    ----------
+    pool, without
+        For `map_chunks`; no pool as long as one process does the work.
+    """
+
+    def __init__(
+        self, function: Callable[[Any], Any], engine: Engine, workers: int | None, without: Sequence[str] = ()
+    ) -> None:
+        self._function = function
+        self._engine = engine
+        self._workers = workers
+        self.without = without
+        self._bytes = 0
+        self.pool: WorkerPool | None = None
+
+    def expect(self, size: int) -> None:
+        """Take note of so many more bytes to read."""
+        chunks = self._bytes // CHUNK_BYTES
+        self._bytes += size
+        if self._engine == "ray" or self._bytes // CHUNK_BYTES == chunks:
+            return
+        how = plan(self._engine, workers=self._workers, total_bytes=self._bytes)
+        if how.engine == "processes":
+            self.pool = self.pool or WorkerPool(self._function, 1, without=self.without)
+            self.pool.grow(min(how.workers or 1, self._bytes // CHUNK_BYTES))
+
+    def __enter__(self) -> EarlyWorkers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.pool is not None:
+            self.pool.close()
+            self.pool = None
+
+
 @contextmanager
 def _pool(
-    function: Callable[[Any], Any], how: Plan, chunks: int, without: Sequence[str]
+    function: Callable[[Any], Any], how: Plan, chunks: int, without: Sequence[str], started: WorkerPool | None
 ) -> Iterator[WorkerPool | RayPool | None]:
     if how.engine == "ray":
         with RayPool(function, how.workers, address=how.address) as ray_pool:
             yield ray_pool
     elif how.engine == "processes" and chunks:
-        with WorkerPool(
-            function, min(how.workers or available_cpus(), chunks), without=without
-        ) as worker_pool:
+        count = min(how.workers or available_cpus(), chunks)
+        with nullcontext(started) if started else WorkerPool(function, count, without=without) as worker_pool:
+            worker_pool.grow(count)
             yield worker_pool
     elif how.engine in ("serial", "processes"):
         yield None

@@ -65,12 +65,12 @@ def widen(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def read_slim(files: Sequence[SourceFile], *, options: ReadOptions) -> FileRecords:
-    """Read files into common tables without empty columns: what travels between processes."""
+    """Read files into common tables without empty columns, paths as codes: what travels between processes."""
     records = read_files(files, options=options)
     return replace(
         records,
-        tables={grain: slim(table) for grain, table in records.tables.items()},
-        token_refs=slim(records.token_refs),
+        tables={grain: _coded(slim(table)) for grain, table in records.tables.items()},
+        token_refs=_coded(slim(records.token_refs)),
     )
 
 
@@ -280,9 +280,14 @@ def _dropped(table: pa.Table, gone: set[str]) -> pa.Table:
 
 def _piled(pieces: Sequence[pa.Table]) -> pa.Table:
     """Put tables one after the other, in one piece; paths become codes."""
-    plain = [_with_paths(piece, _paths(piece)).replace_schema_metadata(None) for piece in pieces]
+    plain = [_coded(piece) for piece in pieces]
     table = pa.concat_tables(plain, promote_options="default") if len(plain) > 1 else plain[0]
     return table.combine_chunks()
+
+
+def _coded(table: pa.Table) -> pa.Table:
+    """Return the table with paths as codes, whoever made it."""
+    return _with_paths(table, _paths(table)).replace_schema_metadata(None)
 
 
 def _stacked(pieces: Sequence[pa.Table], order: Mapping[str, int]) -> pa.Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,8 @@ from analysis.problems import problems_frame, skipped_frame
 from analysis.records import widen
 from analysis.schema import GRAINS, arrow_schema, columns_of, describe, to_frame
 from analysis.store import Store
-from analysis.token_files import TokenFiles
 from analysis.token_text import Decoder, TokenText, find_tokenizer
-from analysis.tokens import TRACE_COLUMNS, TokenArrays, Window, read_tokens
+from analysis.tokens import TRACE_COLUMNS, TokenArrays, Window
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,6 @@ class Run:
         self._choices = choices
         self._tokenizer = tokenizer
         self._text: TokenText | None = None
-        self._files = TokenFiles(store.settings.options)
         self._applied: tuple[int, dict[str, pa.Table], Rows] | None = None
         self._frames: dict[str, pd.DataFrame] = {}
 
@@ -149,7 +148,7 @@ class Run:
         trace_index: int | None = None,
         window: Window = None,
     ) -> TokenArrays:
-        """Read tokens as flat arrays with offsets.
+        """Read tokens as flat arrays with offsets, read-only; those of a whole view are kept in memory.
 
         Parameters
         ----------
@@ -168,7 +167,9 @@ class Run:
         traces = self._tables()["trace"]
         rows = traces_of(traces, session_id, trace_index)
         table = traces.select(TRACE_COLUMNS).take(pa.array(rows))
-        return read_tokens(table, self._refs(), self._files, window=window, text=self._token_text())
+        places, cache = self._current()[2]["trace"][rows], self._store.token_cache
+        found = cache.read(table, places, self._refs(), window=window, keep=session_id is None)
+        return replace(found, text=self._token_text())
 
     # Account
 

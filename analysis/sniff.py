@@ -8,6 +8,7 @@ lie among other JSON, loads as well. A file that no reader is for gets a reason 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -34,16 +35,18 @@ _SESSION_KEYS = {"session_id", "task_id", "status"}
 _SHOWN_KEYS = 6
 
 
-def by_name(path: PurePath) -> SourceKind | None:
+def by_name(path: str) -> SourceKind | None:
     """Return the kind of a file whose name and place only one format uses, None where that is not certain."""
-    name, folder = path.name, path.parent.name
+    # `pathlib` takes three times as long, and all files of a run are asked.
+    parent, name = os.path.split(path)
+    folder, suffix = os.path.basename(parent), os.path.splitext(name)[1]
     if _SESSION_FILE.fullmatch(name) and folder.startswith("task_"):
         return SourceKind.POLAR_SESSION
     if _COMPLETION_FILE.fullmatch(name) and folder == "completions":
         return SourceKind.COMPLETION
-    if path.suffix == ".wandb":
+    if suffix == ".wandb":
         return SourceKind.WANDB
-    if path.suffix == ".jsonl":
+    if suffix == ".jsonl":
         return next((kind for stem, kind in _LINES if re.fullmatch(rf"{stem}(\.\d+)?\.jsonl", name)), None)
     return None
 

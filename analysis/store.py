@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,13 +20,14 @@ from analysis._tables import one_array
 from analysis.errors import StrictLoadError
 from analysis.index import Cached, fingerprint, index_folder, read_index, write_index
 from analysis.merge import OWNER, merge
-from analysis.parallel import Engine, chunked, map_chunks, plan
+from analysis.parallel import EarlyWorkers, Engine, chunked, map_chunks, plan
 from analysis.parquet_dataset import MANIFEST, dataset_of, joined, restore
 from analysis.problems import Problem, Skipped
 from analysis.records import Records, compacted, inner_schema, lost_file, read_slim, together, widen
 from analysis.run_names import Root, name_runs
 from analysis.schema import GRAINS, TOKEN_REFS
 from analysis.sources.base import FileRecords, ReadOptions, SourceFile, SourceKind
+from analysis.token_cache import TokenCache
 
 __all__ = ["Settings", "Store"]
 
@@ -104,6 +105,8 @@ class Store:
         What went wrong, and what was left out.
     generation
         Grows whenever the tables change.
+    token_cache
+        Reads tokens for all views, and keeps the last whole readings.
     """
 
     def __init__(self, roots: Sequence[Root], settings: Settings) -> None:
@@ -115,6 +118,7 @@ class Store:
         self.problems: tuple[Problem, ...] = ()
         self.skipped: tuple[Skipped, ...] = ()
         self.generation = 0
+        self.token_cache = TokenCache(settings.options)
         self._refs: tuple[int, pa.Table] | None = None
         self._join_problems: tuple[Problem, ...] = ()
         self._join_skipped: tuple[Skipped, ...] = ()
@@ -188,11 +192,13 @@ class Store:
             problems += [damage] if damage else []
         records = before.records if cached is None else cached.records
         heads = before.heads if cached is None else cached.heads
-        found = discovery.discover(root.paths, known=records.files)
-        parquet = tuple(file for file in found.files if file.kind == SourceKind.PARQUET)
-        files = [file for file in found.files if file.kind != SourceKind.PARQUET]
-        wanted, gone = _differences(files, records, heads)
-        fresh = self._fresh(wanted, records, gone, {file.path: place for place, file in enumerate(files)})
+        with self._early_workers() as workers:
+            found = discovery.discover(root.paths, known=records.files, fresh=partial(_expect, workers))
+            parquet = tuple(file for file in found.files if file.kind == SourceKind.PARQUET)
+            files = [file for file in found.files if file.kind != SourceKind.PARQUET]
+            wanted, gone = _differences(files, records, heads)
+            order = {file.path: place for place, file in enumerate(files)}
+            fresh = self._fresh(wanted, records, gone, order, workers)
         changed = bool(wanted or gone) or (first and cached is None) or parquet != before.parquet
         return _Part(
             records=fresh,
@@ -204,8 +210,22 @@ class Store:
             parquet=parquet,
         )
 
+    def _early_workers(self) -> EarlyWorkers:
+        settings = self.settings
+        without = () if settings.options.trusted else _NOT_FOR_READING
+        return EarlyWorkers(self._read_slim, settings.engine, settings.workers, without)
+
+    @property
+    def _read_slim(self) -> Callable[[Sequence[SourceFile]], FileRecords]:
+        return partial(read_slim, options=self.settings.options)
+
     def _fresh(
-        self, wanted: Sequence[SourceFile], before: Records, gone: set[str], order: Mapping[str, int]
+        self,
+        wanted: Sequence[SourceFile],
+        before: Records,
+        gone: set[str],
+        order: Mapping[str, int],
+        workers: EarlyWorkers,
     ) -> Records:
         """Read files, and put what they say in the place of what was known of them."""
         tails = {file.path: file.since for file in wanted if file.since is not None}
@@ -221,13 +241,14 @@ class Store:
             address=settings.address,
         )
         results = map_chunks(
-            partial(read_slim, options=settings.options),
+            self._read_slim,
             chunked(wanted, _unread),
             how,
             lost=lost_file,
             size=_unread,
             progress=settings.progress,
-            without=() if settings.options.trusted else _NOT_FOR_READING,
+            without=workers.without,
+            started=workers.pool,
         )
         waiting: list[FileRecords] = []
         pieces: list[FileRecords] = []
@@ -260,6 +281,7 @@ class Store:
         self._join_problems = (*problems, *(p for dataset in restored for p in dataset.problems))
         self._join_skipped = skipped
         self.strictly(self._join_problems)
+        self.token_cache.clear()
         self.generation += 1
 
     def _merged(
@@ -297,6 +319,12 @@ class Store:
         if kept is None or kept.records.files.keys() != part.records.files.keys():
             return part, None  # another process was faster
         return replace(part, records=kept.records), kept
+
+
+def _expect(workers: EarlyWorkers, file: SourceFile) -> None:
+    """Prepare for a file; what only grew, or is restored by itself, needs no helpers."""
+    if file.kind not in APPEND_ONLY and file.kind != SourceKind.PARQUET:
+        workers.expect(file.size)
 
 
 def _differences(

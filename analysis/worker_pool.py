@@ -99,12 +99,16 @@ class WorkerPool:
 
     def __enter__(self) -> WorkerPool:
         try:
-            for _ in range(self._wanted):
-                self._workers.append(self._start())
+            self.grow(self._wanted + 1)
         except BaseException:
             self.close()
             raise
         return self
+
+    def grow(self, workers: int) -> None:
+        """Have at least so many processes compute, the caller included; starting one does not wait for it."""
+        while len(self._workers) < workers - 1:
+            self._workers.append(self._start())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -271,15 +275,19 @@ def serve(descriptor: int, without: Sequence[str] = ()) -> None:
     work: SimpleQueue[bytes] = SimpleQueue()
     # A thread of its own receives: the caller must never wait to hand out work while it is handed a result.
     threading.Thread(target=_receive, args=(pipe, work), daemon=True).start()
+    # Another one sends: the caller takes results in only between two pieces of its own work, for which the
+    # next piece must not wait. It hands out two at a time, so that no more than their results ever wait.
+    answers: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_send_all, args=(pipe, answers), daemon=True).start()
     function = pickle.loads(work.get())
-    pipe.send_bytes(pickle.dumps(("ready", -1, None)))
+    answers.put(pickle.dumps(("ready", -1, None)))
     while True:
         index, item = pickle.loads(work.get())
         try:
             answer = pickle.dumps(("result", index, function(item)), protocol=5)
         except Exception as error:  # whatever it is, the caller raises it
             answer = _pickled_error(index, error)
-        pipe.send_bytes(answer)
+        answers.put(answer)
 
 
 def _receive(pipe: Connection, work: SimpleQueue[bytes]) -> None:
@@ -288,6 +296,14 @@ def _receive(pipe: Connection, work: SimpleQueue[bytes]) -> None:
             work.put(pipe.recv_bytes())
     except (EOFError, OSError):
         os._exit(0)  # the caller is gone: so is the reason to go on with whatever is being computed
+
+
+def _send_all(pipe: Connection, answers: SimpleQueue[bytes]) -> None:
+    try:
+        while True:
+            pipe.send_bytes(answers.get())
+    except OSError:
+        os._exit(0)  # as above
 
 
 def _pickled_error(index: int, error: Exception) -> bytes:

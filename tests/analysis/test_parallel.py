@@ -106,6 +106,15 @@ def test_a_result_bigger_than_the_pipe_and_work_bigger_than_the_pipe() -> None:
     assert [len(result) for result in done] == [4 * 2**20] * 12
 
 
+def test_a_worker_goes_on_while_the_caller_is_busy(tmp_path: Path) -> None:
+    """A finished result that nobody takes yet does not keep the next piece waiting."""
+    chunks = [[str(tmp_path), os.getpid(), piece] for piece in range(3)]
+    with WorkerPool(pool_jobs.wait_for_worker, 2) as pool:
+        first, second, third = pool.map(chunks)
+    assert third is True
+    assert len(first) == len(second) == 4 * 2**20
+
+
 def test_only_the_item_that_kills_its_worker_is_lost() -> None:
     """A file that brings a process down is named; its neighbours, and the caller, live."""
     items = [*range(40), "poison", *range(40, 80)]

@@ -31,7 +31,7 @@ from tests.analysis.sources.source_files import session
 )
 def test_names(path: str, kind: SourceKind | None) -> None:
     """Only names and places that one format has decide."""
-    assert by_name(PurePath(path)) == kind
+    assert by_name(path) == kind
 
 
 def encoded(value: object) -> bytes:
