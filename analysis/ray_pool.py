@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from analysis.errors import EngineUnavailableError
+from analysis.ray_address import check_address
 from analysis.worker_pool import Lost
 
 __all__ = ["RayPool"]
@@ -66,6 +67,8 @@ class RayPool:
             self._ours = False
 
     def _connect(self) -> None:
+        if self._address:
+            check_address(self._address)
         local = {} if self._address else {"num_cpus": self._workers, "include_dashboard": False}
         try:
             with _quiet():

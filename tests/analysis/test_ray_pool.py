@@ -11,6 +11,7 @@ import pytest
 from analysis.errors import EngineUnavailableError, WorkerError
 from analysis.lab.run_folder import RunFolder
 from analysis.parallel import Plan, map_chunks
+from analysis.ray_address import check_address
 from analysis.ray_pool import RayPool
 from tests.analysis import pool_jobs
 from tests.analysis.test_loading import load, same
@@ -90,16 +91,26 @@ def test_a_connected_ray_is_used_as_it_is_and_left_alone() -> None:
     assert ray.is_initialized()
 
 
-def test_a_cluster_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address where nobody answers is an error that names it."""
+def test_a_cluster_is_found_at_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of addresses takes a real Ray for one."""
+    address = ray.get_runtime_context().gcs_address
+    check_address(address)
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: asked.update(options))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with RayPool(pool_jobs.square, 1, address=address):
+        assert asked["address"] == address
+
+
+def test_what_ray_itself_cannot_do_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody answers at the address, and Ray does not get along with it."""
+    address = ray.get_runtime_context().gcs_address
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
 
     def refuses(**options: Any) -> None:
-        raise ConnectionError(f"nobody at {options['address']}")
+        raise ConnectionError(f"another version at {options['address']}")
 
     monkeypatch.setattr(ray, "init", refuses)
-    with pytest.raises(EngineUnavailableError, match=r"no Ray at 10\.0\.0\.1:6379"):
-        list(map_chunks(pool_jobs.square, [[1]], Plan("ray", 1, "10.0.0.1:6379"), lost=lost))
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
-    with pytest.raises(EngineUnavailableError, match=r"10\.0\.0\.2"):
-        list(map_chunks(pool_jobs.square, [[1]], Plan("ray", 1), lost=lost))
+    with pytest.raises(EngineUnavailableError, match=f"no Ray at {address}: another version"):
+        list(map_chunks(pool_jobs.square, [[1]], Plan("ray", 1, address), lost=lost))
