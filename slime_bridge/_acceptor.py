@@ -31,9 +31,8 @@ class Acceptor:
     sockets
         Bound and non-blocking; they belong to the acceptor from now on.
     serve
-        Gets the streams of a connection and closes them; called in a new task of the running loop.
-    buffer_bytes
-        Size of each stream's buffer.
+        Gets a connection's socket, non-blocking; called in a new task of the running loop. The socket is
+        closed when the task ends.
 
     Raises
     ------
@@ -44,14 +43,11 @@ class Acceptor:
     def __init__(
         self,
         sockets: Sequence[socket.socket],
-        serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-        *,
-        buffer_bytes: int,
+        serve: Callable[[socket.socket], Awaitable[None]],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sockets = list(sockets)
         self._serve = serve
-        self._buffer_bytes = buffer_bytes
         self._connections: dict[asyncio.Task[None], socket.socket] = {}
         self._pauses: set[asyncio.TimerHandle] = set()
         try:
@@ -109,12 +105,7 @@ class Acceptor:
         self._pauses.add(handle)
 
     async def _handle(self, connection: socket.socket) -> None:
-        try:
-            reader, writer = await asyncio.open_connection(sock=connection, limit=self._buffer_bytes)
-        except OSError as exc:
-            logger.debug("A connection ended before it could be served: %s", exc)
-            return
-        await self._serve(reader, writer)
+        await self._serve(connection)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         # A task that is cancelled before its first step never gets to close its connection.

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
+from slime_bridge._body import Body
 from slime_bridge._collected import CollectedTask, CollectEvent, CollectEventKind, Via
 from slime_bridge._task_head import TaskHead, read_task_head
 from slime_bridge.callbacks import CallbackHandle, CallbackKind, CallbackListener
@@ -161,7 +162,7 @@ class Attempt:
             if result is not None:
                 return result
 
-    async def _by_callback(self, handle: CallbackHandle, body: bytes) -> CollectedTask | None:
+    async def _by_callback(self, handle: CallbackHandle, body: Body) -> CollectedTask | None:
         """Return the result in a callback body, None if it holds none of this attempt."""
         kind = CallbackKind.MALFORMED
         try:
@@ -279,7 +280,7 @@ class Attempt:
             ) from error
         await anyio.sleep(self._services.retry.delay(self._bad_answers, self._services.rng))
 
-    def _finish(self, head: TaskHead, body: bytes, via: Via) -> CollectedTask:
+    def _finish(self, head: TaskHead, body: Body, via: Via) -> CollectedTask:
         """Close the attempt with a record whose status is final."""
         self._state = _State.OVER
         kind = CollectEventKind.CALLBACK if via == "callback" else CollectEventKind.POLLED
@@ -292,7 +293,7 @@ class Attempt:
             raise TaskFailedError(
                 f"task {self.task_id} ended with the status {head.status[:40]!r}",
                 status=head.status,
-                body=body,
+                body=bytes(body),
             )
         return CollectedTask(
             task_id=self.task_id,
@@ -356,7 +357,7 @@ class Attempt:
             self._on_event(CollectEvent(kind, self.task_id, self._number, anyio.current_time(), detail))
 
 
-async def _read_head(body: bytes) -> TaskHead:
+async def _read_head(body: Body) -> TaskHead:
     """Return id and status of a record; big bodies are checked off the loop."""
     if len(body) <= _INLINE_BYTES:
         return read_task_head(body)

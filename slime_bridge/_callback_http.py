@@ -5,19 +5,20 @@ Knows HTTP and sockets only: who may post what, and what a body means, is decide
 
 from __future__ import annotations
 
-import asyncio
 import http
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
 import h11
 
+from slime_bridge._body import MAPPED_BYTES, Body, joined, mapped
+from slime_bridge._connection import Connection, ConnectionCutError
+
 __all__ = ["BodyTooLargeError", "ConnectionCutError", "HttpExchange", "Limits"]
 
-_READ_BYTES = 256 * 1024
 _HEAD_BYTES = 16 * 1024
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 1 << 20
@@ -25,10 +26,6 @@ _LINGER_BYTES = 1 << 20
 
 class BodyTooLargeError(Exception):
     """Raised when a request body exceeds its limit."""
-
-
-class ConnectionCutError(Exception):
-    """Raised when the peer ended the connection before its request was complete."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +43,19 @@ class HttpExchange:
 
     Parameters
     ----------
-    reader, writer
+    connection
         The accepted connection.
     limits
         What the peer may take.
     """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, connection: Connection, limits: Limits) -> None:
+        self._connection = connection
         self._limits = limits
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
         self._request_is_read = False
         self._method = b""
+        self._framed_length: int | None = None
 
     async def head(self) -> h11.Request | None:
         """Return the request's line and headers, None if the peer went away without a byte.
@@ -75,6 +72,8 @@ class HttpExchange:
         if not isinstance(event, h11.Request):
             return None
         self._method = event.method
+        if not any(name == b"transfer-encoding" for name, _ in event.headers):
+            self._framed_length = self.declared_length(event)
         return event
 
     def declared_length(self, request: h11.Request) -> int | None:
@@ -84,29 +83,70 @@ class HttpExchange:
                 return int(value)
         return None
 
-    async def body(self) -> bytes:
-        """Return the whole request body.
+    async def body(self, then: Callable[[Body], None]) -> None:
+        """Read the request body and call `then` with it, before any other connection gets its turn.
+
+        A body of declared length goes past the HTTP parser into the memory where it stays; large ones get
+        theirs from `slime_bridge._body.mapped`, where a page is taken only when bytes reach it.
 
         Raises
         ------
         BodyTooLargeError
             It exceeds the limit; the rest is left unread.
+        MemoryError
+            The system has no room for it; the rest is left unread.
         h11.RemoteProtocolError, ConnectionCutError, TimeoutError
             As for `head`.
         """
-        # Joined once at the end: growing one buffer would copy a body of hundreds of megabytes again and
-        # again.
-        return b"".join([chunk async for chunk in self._chunks()])
+
+        def complete(body: Body) -> None:
+            self._request_is_read = True
+            then(body)
+
+        length = self._framed_length
+        if length is None:
+            # Joined once at the end: growing one buffer would copy a body of hundreds of megabytes again and
+            # again.
+            complete(joined([chunk async for chunk in self._chunks()]))
+            return
+        if length > self._limits.max_body_bytes:
+            raise BodyTooLargeError
+        idle_timeout = self._limits.idle_timeout
+        if length < MAPPED_BYTES:
+            self._begin_framed_body()
+            await self._connection.receive(length, idle_timeout=idle_timeout, then=complete)
+        else:
+            memory = mapped(length)
+            self._begin_framed_body()
+            await self._connection.receive_into(
+                memory, idle_timeout=idle_timeout, then=lambda: complete(memory.toreadonly())
+            )
 
     async def discard_body(self) -> None:
         """Read the request body to its end without keeping it; raises like `body`."""
-        async for _ in self._chunks():
-            pass
+        if self._framed_length is None:
+            async for _ in self._chunks():
+                pass
+            return
+        self._begin_framed_body()
+        left = self._framed_length
+        while left > 0:
+            with anyio.fail_after(self._limits.idle_timeout):
+                data = await self._read()
+            if not data:
+                raise ConnectionCutError
+            left -= len(data)
+        self._request_is_read = True
+
+    def _begin_framed_body(self) -> None:
+        """Take the connection back from the HTTP parser, with what it has read too far."""
+        self._send_continue()
+        ahead, _ = self._http.trailing_data
+        self._connection.put_back(ahead)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         size = 0
-        if self._http.they_are_waiting_for_100_continue:
-            self._send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+        self._send_continue()
         while True:
             with anyio.fail_after(self._limits.idle_timeout):
                 event = await self._next_event()
@@ -129,13 +169,20 @@ class HttpExchange:
                 return None
             if isinstance(event, h11.Event):
                 return event
-            try:
-                data = await self._reader.read(_READ_BYTES)
-            except OSError as exc:
-                raise ConnectionCutError from exc
+            data = await self._read()
             if not data and self._http.their_state is h11.SEND_BODY:
                 raise ConnectionCutError
             self._http.receive_data(data)
+
+    async def _read(self) -> bytes:
+        try:
+            return await self._connection.read()
+        except OSError as exc:
+            raise ConnectionCutError from exc
+
+    def _send_continue(self) -> None:
+        if self._http.they_are_waiting_for_100_continue:
+            self._send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
 
     def respond(self, status: int, *, message: str, allow: str | None = None) -> None:
         """Write the answer ``{"status": message}`` without waiting; it announces the connection's end."""
@@ -155,7 +202,7 @@ class HttpExchange:
 
     def _send(self, *events: h11.Event) -> None:
         # One write for all: each would be a system call and a packet of its own.
-        self._writer.write(b"".join(self._http.send(event) or b"" for event in events))
+        self._connection.write(b"".join(self._http.send(event) or b"" for event in events))
 
     async def finish(self) -> None:
         """Flush the answer and close the connection.
@@ -164,16 +211,14 @@ class HttpExchange:
         input makes the kernel reset the connection, and the answer is lost with it.
         """
         with suppress(OSError), anyio.move_on_after(_LINGER_SECONDS):
-            await self._writer.drain()
-            if not self._request_is_read and self._writer.can_write_eof():
-                self._writer.write_eof()
+            if not self._request_is_read:
+                self._connection.write_eof()
                 left = _LINGER_BYTES
-                while left > 0 and (data := await self._reader.read(_READ_BYTES)):
+                while left > 0 and (data := await self._connection.read()):
                     left -= len(data)
-            self._writer.close()
-            await self._writer.wait_closed()
+            await self._connection.close()
         self.abort()
 
     def abort(self) -> None:
         """Close the connection at once; idempotent."""
-        self._writer.transport.abort()
+        self._connection.abort()

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from slime_bridge._body import Body
+
 __all__ = ["CollectEvent", "CollectEventKind", "CollectedTask", "Via"]
 
 Via = Literal["callback", "poll"]
@@ -60,7 +62,8 @@ class CollectedTask:
     task_id, attempt
         Which attempt gave the result; attempts count from 1.
     body
-        Bytes of the ``TaskResult`` or ``TaskStatus``: JSON with this task id and the status ``completed``.
+        Bytes, or a view of bytes, of the ``TaskResult`` or ``TaskStatus``: JSON with this task id and the
+        status ``completed``. The memory of a large one goes back to the system with the last reference.
     via
         How it came.
     submitted_at, received_at
@@ -69,7 +72,7 @@ class CollectedTask:
 
     task_id: str
     attempt: int
-    body: bytes = field(repr=False)
+    body: Body = field(repr=False)
     via: Via
     submitted_at: float
     received_at: float

@@ -21,13 +21,13 @@ __all__ = ["loads"]
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def loads(data: bytes | str) -> Any:
+def loads(data: bytes | memoryview | str) -> Any:
     """Parse one JSON document, tolerating what Python's own writers produce.
 
     Parameters
     ----------
     data
-        UTF-8 bytes, with or without a byte order mark, or text.
+        UTF-8 bytes or a view of such, with or without a byte order mark, or text.
 
     Returns
     -------

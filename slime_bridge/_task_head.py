@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from slime_bridge import _json
+from slime_bridge._body import Body
 from slime_bridge.errors import ProtocolError
 
 __all__ = ["TaskHead", "leading_task_id", "read_task_head", "starts_like_object"]
@@ -33,12 +34,12 @@ class TaskHead(msgspec.Struct, frozen=True):
 _HEAD = msgspec.json.Decoder(TaskHead)
 
 
-def starts_like_object(body: bytes) -> bool:
+def starts_like_object(body: Body) -> bool:
     """Tell whether bytes begin like a JSON object."""
     return _OBJECT.match(body[:_LEADING_BYTES]) is not None
 
 
-def leading_task_id(body: bytes) -> str | None:
+def leading_task_id(body: Body) -> str | None:
     """Return the task id that a body begins with, None where it begins with something else."""
     match = _LEADING_TASK_ID.match(body[:_LEADING_BYTES])
     if match is None:
@@ -49,7 +50,7 @@ def leading_task_id(body: bytes) -> str | None:
         return None
 
 
-def read_task_head(body: bytes) -> TaskHead:
+def read_task_head(body: Body) -> TaskHead:
     """Return the id and status of a task's record after checking that all of it is JSON.
 
     Raises

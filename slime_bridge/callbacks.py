@@ -1,6 +1,6 @@
 """The listener that Polar posts finished tasks to.
 
-One HTTP/1.1 server on asyncio streams and h11. A registered attempt gets a URL that nobody can guess;
+One HTTP/1.1 server on asyncio and h11. A registered attempt gets a URL that nobody can guess;
 whatever arrives anywhere else is refused before its body is read. A body is acknowledged as soon as it is
 complete and before anybody looks into it, because Polar waits ten seconds and never posts again. The module
 does not decode results: who awaits a body checks it, and may `CallbackHandle.reject` it.
@@ -12,6 +12,7 @@ import asyncio
 import enum
 import logging
 import secrets
+import socket
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from types import TracebackType
@@ -21,7 +22,9 @@ import h11
 
 from slime_bridge._acceptor import Acceptor
 from slime_bridge._addresses import advertisable_host, bind_hint, bind_sockets, bracketed, without_brackets
+from slime_bridge._body import Body
 from slime_bridge._callback_http import BodyTooLargeError, ConnectionCutError, HttpExchange, Limits
+from slime_bridge._connection import Connection, receiving_space
 from slime_bridge._task_head import leading_task_id, starts_like_object
 from slime_bridge.errors import CallbackBindError
 
@@ -35,7 +38,6 @@ MAX_BODY_BYTES = 1 << 30
 _TOKEN_BYTES = 24
 _CLOSED_TOKENS_KEPT = 4096
 _CLOSE_SECONDS = 0.8
-_BUFFER_BYTES = 256 * 1024
 
 
 class CallbackKind(enum.StrEnum):
@@ -69,7 +71,7 @@ class CallbackKind(enum.StrEnum):
     """A connection that ended before its request did."""
 
     REFUSED = "refused"
-    """A connection above the limit, closed at once."""
+    """A connection above the limit, closed at once; or a body that there is no memory for, answered 503."""
 
 
 class CallbackHandle:
@@ -91,7 +93,7 @@ class CallbackHandle:
         self.on_delivery: Callable[[], None] | None = None
         self._listener = listener
         self._token = token
-        self._body: bytes | None = None
+        self._body: Body | None = None
         self._arrived = asyncio.Event()
         self._uploads = 0
         self._no_upload = asyncio.Event()
@@ -102,13 +104,13 @@ class CallbackHandle:
         """True while a body is on its way in."""
         return self._uploads > 0
 
-    async def body(self) -> bytes:
+    async def body(self) -> Body:
         """Wait for the body and return it; returns at once, and again, when it is there."""
         while self._body is None:
             await self._arrived.wait()
         return self._body
 
-    def take(self) -> bytes | None:
+    def take(self) -> Body | None:
         """Return the body if it is there, without waiting."""
         return self._body
 
@@ -146,7 +148,7 @@ class CallbackHandle:
         if self._uploads == 0:
             self._no_upload.set()
 
-    def _deliver(self, body: bytes) -> None:
+    def _deliver(self, body: Body) -> None:
         self._body = body
         self._arrived.set()
         if self.on_delivery is not None:
@@ -201,6 +203,7 @@ class CallbackListener:
         self._acceptor: Acceptor | None = None
         self._port: int | None = None
         self._exchanges: set[HttpExchange] = set()
+        self._space = receiving_space()
 
     @property
     def address(self) -> str:
@@ -256,7 +259,7 @@ class CallbackListener:
         try:
             sockets = await bind_sockets(self._bind_host, self._wanted_port)
             port = sockets[0].getsockname()[1]
-            self._acceptor = Acceptor(sockets, self._serve, buffer_bytes=_BUFFER_BYTES)
+            self._acceptor = Acceptor(sockets, self._serve)
         except OSError as exc:
             raise CallbackBindError(
                 f"cannot listen for Polar's callbacks on {bracketed(self._bind_host)}:{self._wanted_port}: "
@@ -272,9 +275,14 @@ class CallbackListener:
         if acceptor is not None:
             await acceptor.close(_CLOSE_SECONDS)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, sock: socket.socket) -> None:
         """Own one connection from its first byte to its end."""
-        exchange = HttpExchange(reader, writer, self._limits)
+        try:
+            connection = await Connection.accept(sock, self._space)
+        except OSError as exc:
+            logger.debug("A connection ended before it could be served: %s", exc)
+            return
+        exchange = HttpExchange(connection, self._limits)
         if len(self._exchanges) >= self._max_connections:
             self._count(CallbackKind.REFUSED, "too many connections")
             exchange.abort()
@@ -308,6 +316,8 @@ class CallbackListener:
             )
         except TimeoutError:
             self._refuse(exchange, 408, CallbackKind.SLOW, "the request did not arrive in time")
+        except MemoryError as exc:
+            self._refuse(exchange, 503, CallbackKind.REFUSED, str(exc) or "no memory for the body")
         except ConnectionCutError:
             self._count(CallbackKind.CUT, "the connection ended before the request was complete")
 
@@ -325,14 +335,25 @@ class CallbackListener:
             await exchange.discard_body()
             self._drop(exchange, token)
         else:
-            handle._begin_upload()
-            try:
-                body = await exchange.body()
-            finally:
-                handle._end_upload()
+            await self._receive(exchange, handle, token)
+
+    async def _receive(self, exchange: HttpExchange, handle: CallbackHandle, token: str) -> None:
+        under_way = True
+
+        def complete(body: Body) -> None:
+            nonlocal under_way
+            under_way = False
+            handle._end_upload()
             self._accept(exchange, handle, token, body)
 
-    def _accept(self, exchange: HttpExchange, handle: CallbackHandle, token: str, body: bytes) -> None:
+        handle._begin_upload()
+        try:
+            await exchange.body(complete)
+        finally:
+            if under_way:
+                handle._end_upload()
+
+    def _accept(self, exchange: HttpExchange, handle: CallbackHandle, token: str, body: Body) -> None:
         """Acknowledge a complete body and hand it over, unless it is too late or not the attempt's own."""
         if token not in self._handles or handle.take() is not None:
             self._drop(exchange, token)

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from slime_bridge._body import Body
 from slime_bridge.callbacks import CallbackHandle, CallbackListener
 from slime_bridge.client import PolarClient
 from slime_bridge.config import PolarSlimeConfig
@@ -45,7 +46,7 @@ class _Outcome:
     status: str | None = None
     polled: bytes | None = None
     polled_after: float = math.nan
-    called_back: bytes | None = None
+    called_back: Body | None = None
     called_back_after: float = math.nan
     last_error: str = ""
     callback_address: str = ""
@@ -178,7 +179,7 @@ def _arrivals(outcome: _Outcome, config: PolarSlimeConfig, timeout: float) -> li
     return found
 
 
-def _content(body: bytes, config: PolarSlimeConfig, sample: Any) -> list[Finding]:
+def _content(body: Body, config: PolarSlimeConfig, sample: Any) -> list[Finding]:
     """Convert the result as training would, and say what it holds."""
     try:
         task = decode_task_payload(body)

@@ -21,6 +21,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from slime_bridge._body import Body
 from slime_bridge.capabilities import Capabilities
 from slime_bridge.client import PolarClient, connection_limits
 from slime_bridge.collect import Collector, collect_task, listening
@@ -191,7 +192,8 @@ class _Run:
     async def _evaluate(self, number: int, group: EvalGroup, collector: Collector) -> None:
         started = anyio.current_time()
         self._running += 1
-        body, error = b"", None
+        body: Body = b""
+        error = None
         try:
             deadline = started + group.deadline_seconds
             build = partial(self._request, group)
@@ -249,13 +251,13 @@ def _polls_instead(error: CallbackBindError) -> None:
 
 
 def _converted(
-    group: EvalGroup, config: PolarSlimeConfig, body: bytes, error: str | None, started: float, ended: float
+    group: EvalGroup, config: PolarSlimeConfig, body: Body, error: str | None, started: float, ended: float
 ) -> EvalGroupResult:
     """Decode and convert a task's record; whatever is wrong with it, every session gets an outcome."""
     results = []
     if body:
         try:
-            results = decode_task_payload(body).results
+            results = decode_task_payload(body, flat_arrays=True).results
         except ProtocolError as exc:
             error = f"{type(exc).__name__}: {exc}"
     try:

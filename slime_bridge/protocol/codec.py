@@ -115,7 +115,7 @@ def decode_session_result(data: bytes | str) -> SessionResult:
     return _session_from_builtins(_json.loads(data))
 
 
-def decode_task_payload(data: bytes | str) -> TaskPayload:
+def decode_task_payload(data: bytes | memoryview | str) -> TaskPayload:
     """Decode a task's record: ``TaskStatus`` or ``TaskResult``.
 
     Sessions that cannot be read become `MalformedSession` entries at their position; the others are decoded.

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import logging
+import socket
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -521,7 +522,8 @@ async def _raw_server(
 ) -> AsyncIterator[str]:
     """Serve one handler per connection on a free port; connections close with the handler."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
         try:
             await answer(reader, writer)
             await writer.drain()
@@ -531,7 +533,7 @@ async def _raw_server(
 
     (bound,) = await bind_sockets("127.0.0.1", 0)
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-    acceptor = Acceptor([bound], serve, buffer_bytes=1 << 16)
+    acceptor = Acceptor([bound], serve)
     try:
         yield url
     finally:
