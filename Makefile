@@ -22,6 +22,7 @@ help:  ## list the targets
 # Checks come before downloads: the first failing one says what is missing.
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: no python3 found; install Python 3.11 or newer, or name one with PYTHON=..." >&2; exit 1; }
+	@command -v "$(PYTHON)" >/dev/null || { echo "make: $(PYTHON) cannot be run; name another with PYTHON=..." >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "make: $(PYTHON) is older than Python 3.11; name a newer one with PYTHON=..." >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || \

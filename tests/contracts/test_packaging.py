@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,3 +83,46 @@ def test_readme_shows_both_commands_on_the_first_screen() -> None:
     first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
     assert "make lab" in first_screen
     assert "make test" in first_screen
+
+
+@pytest.mark.parametrize(
+    ("name", "versions"),
+    [
+        ("httpx", ("0.27.0", "0.28.1")),
+        ("pydantic", ("2.7.0", "2.12.0")),
+        ("numpy", ("1.26.4", "2.3.0")),
+        ("torch", ("2.4.0", "2.9.0")),
+    ],
+)
+def test_what_trainers_pin_is_admitted(name: str, versions: tuple[str, ...]) -> None:
+    """Old and new releases of the libraries that a trainer's environment pins are both in range."""
+    found = [Requirement(text) for text in _requirements("analysis", "lab", "notebooks", "wandb", "ray")]
+    ranges = [requirement.specifier for requirement in found if requirement.name == name]
+    assert ranges
+    for specifier in ranges:
+        assert all(specifier.contains(version) for version in versions), (name, str(specifier))
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [("exit 1", "is older than Python 3.11"), (None, "cannot be run; name another with PYTHON=")],
+)
+def test_make_checks_before_it_downloads(tmp_path: Path, python: str | None, said: str) -> None:
+    """An interpreter that will not do is refused before anything is installed, and make fails."""
+    fake, asked = tmp_path / "python", tmp_path / "asked"
+    if python is not None:
+        fake.write_text(f'#!/bin/sh\necho "$@" >> {asked}\n{python}\n')
+        fake.chmod(0o755)
+    done = subprocess.run(
+        ["make", "lab", f"PYTHON={fake}", f"VENV={tmp_path / 'venv'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert not (tmp_path / "venv").exists()
+    # Neither a virtual environment nor an installation was tried.
+    assert not asked.exists() or "pip" not in asked.read_text()
