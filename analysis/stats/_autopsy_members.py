@@ -215,9 +215,8 @@ def _arithmetic(numbers: dict[str, Any]) -> str:
     if baseline is None or spread is None or reward is None:
         return f"{_short(reward)} → {_short(advantage)}"
     difference = f"{_short(reward)} − {_short(baseline)}"
-    if spread == 1.0:
-        return f"{difference} = {_short(advantage)}"
-    return f"({difference}) / {_short(spread)} = {_short(advantage)}"
+    text = difference if spread == 1.0 else f"({difference}) / {_short(spread)}"
+    return f"{text} = {_short(advantage)}".replace("-", "−")
 
 
 def absence(session: Mapping[Any, Any], *, took_part: bool) -> str:

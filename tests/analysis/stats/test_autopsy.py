@@ -56,7 +56,7 @@ class TestArithmetic:
         assert counted["baseline"].tolist() == [0.0, 0.5]
         assert counted["spread"].tolist() == [1.0, 1.0]
         assert counted["advantage"].tolist() == [0.5, -0.5]
-        assert counted["arithmetic"].tolist() == ["0.5 − 0 = 0.5", "0 − 0.5 = -0.5"]
+        assert counted["arithmetic"].tolist() == ["0.5 − 0 = 0.5", "0 − 0.5 = −0.5"]
         assert counted["trainable_tokens"].tolist() == [8, 10]
         assert found.facts["counted"] == 2
         assert found.facts["expected"] == 6
