@@ -278,7 +278,7 @@ class TableRows:
         else:
             write = column.write or writer(values)
             texts = [len(str(write(v))) for v in values.iloc[:_WIDTH_SAMPLE].dropna()]
-            room = 1 if kind == "number" else 2  # bold letters are wider than digits, and as wide as text
+            room = 1 if kind == "number" and len(label) > 5 else 2  # bold letters are wider than digits
             width = int(np.clip(max([*texts, len(label) + room]), *_WIDTHS))
         return replace(column, label=label, kind=kind, domain=domain, width=width)
 
