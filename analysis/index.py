@@ -20,6 +20,7 @@ import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -44,6 +45,7 @@ INDEX_VERSION = 2
 _CURRENT = "CURRENT"
 _MANIFEST = "manifest.json"
 _PREFIX = "index-"
+_POINTED_TO_WITHIN = 60.0  # seconds; a rename and a small file, on a slow file system
 _README = "Made by `workbench`: what it has read of this run, for the next time. Safe to delete.\n"
 
 
@@ -284,26 +286,33 @@ def _cached(manifest: _Manifest, tables: dict[str, pa.Table], rename: Callable[[
 
 def _sweep(folder: Path, token: str) -> None:
     """Remove generations that no longer count, and what killed writers left behind."""
-    for entry in folder.iterdir():
-        ours = entry.name.startswith((_PREFIX, f".{_PREFIX}", f".{_CURRENT}."))
-        # A writer that is at work at this moment owns a partial folder of its own: only old ones go.
-        fresh = entry.name.startswith(".") and _alive(entry.name)
-        if ours and token not in entry.name and not fresh:
-            if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # somebody sweeps as well, or removes the whole folder
+        for entry in folder.iterdir():
+            ours = entry.name.startswith((_PREFIX, f".{_PREFIX}", f".{_CURRENT}."))
+            if ours and token not in entry.name and not _at_work(entry):
+                if entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink(missing_ok=True)
 
 
-def _alive(name: str) -> bool:
-    """Whether the process that a partial file is named after still runs here."""
+def _at_work(entry: Path) -> bool:
+    """Whether another process that is named in an entry's name may still need it.
+
+    Partial entries are its own as long as it runs. A whole generation it may just have put there, and point
+    to it next: for a while it stays, though ours came later.
+    """
+    name = entry.name
     try:
-        os.kill(int(name.lstrip(".").removeprefix(_PREFIX).removeprefix(f"{_CURRENT}.").split("-")[0], 16), 0)
-    except (ValueError, ProcessLookupError):
+        pid = int(name.lstrip(".").removeprefix(_PREFIX).removeprefix(f"{_CURRENT}.").split("-")[0], 16)
+        os.kill(pid, 0)
+    except (ValueError, OverflowError, ProcessLookupError):
         return False
     except PermissionError:
+        pass
+    if name.startswith("."):
         return True
-    return True
+    return pid != os.getpid() and time.time() - entry.stat().st_mtime < _POINTED_TO_WITHIN
 
 
 @cache
