@@ -300,7 +300,7 @@ class GroupRunner:
         results: list[SessionResult | MalformedSession | None] = []
         for part, task in zip(parts, tasks, strict=True):
             self.on_collected(task)
-            found = decode_task_payload(task.body).results
+            found = decode_task_payload(task.body, flat_arrays=True).results
             # With several tasks each one's sessions have their places, however many it gave.
             places = len(part) if len(parts) > 1 else len(found)
             results += [*found, *[None] * places][:places]

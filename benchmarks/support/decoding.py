@@ -102,7 +102,7 @@ def plain(body: bytes, group: list[Any]) -> list[Any]:
 
 def ours(body: bytes, group: list[Any]) -> list[Any]:
     """Decode, check and convert as the hook does."""
-    return convert_group(decode_task_payload(body).results, group, config=_CONFIG).samples
+    return convert_group(decode_task_payload(body, flat_arrays=True).results, group, config=_CONFIG).samples
 
 
 _CONFIG = PolarSlimeConfig(

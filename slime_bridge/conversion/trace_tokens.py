@@ -1,8 +1,9 @@
 """Checks of one trace's token arrays, and the ids as shared int objects.
 
 Everything goes through flat buffers, because a rollout holds tens of millions of tokens: a check costs a few
-nanoseconds per token and no Python object. The module knows arrays and positions; which session and trace
-they belong to, and what a problem means for them, is the caller's business.
+nanoseconds per token and no Python object. Arrays come as lists, or as memoryviews of 64-bit numbers where
+the decoder could fill those. The module knows arrays and positions; which session and trace they belong to,
+and what a problem means for them, is the caller's business.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import struct
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +35,10 @@ LOGPROB_SENTINEL = -9999.0
 """What vLLM writes for minus infinity. No softmax over a vocabulary gives exactly this number."""
 
 _MAX_SHARED_IDS = 1 << 20
+_ZERO_STRETCH = 16
+"""Zeros in a row below which sharing their float object is not worth the time."""
+
 _TRAINABLE_RUN = re.compile(b"\x01+")
-# Shorter stretches are not worth the time.
-_MASKED_STRETCH = re.compile(b"\x00{16,}")
 
 
 class _SharedIds:
@@ -44,7 +47,7 @@ class _SharedIds:
     def __init__(self) -> None:
         self._table: NDArray[np.object_] = np.empty(0, dtype=object)
 
-    def take(self, codes: NDArray[np.uintc], largest: int) -> list[int]:
+    def take(self, codes: NDArray[np.integer[Any]], largest: int) -> list[int]:
         """Return the int objects of `codes`, of which `largest` is the largest."""
         table = self._table
         if largest >= len(table):
@@ -70,18 +73,24 @@ def joined_ids(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> list[i
     ConversionError
         If an id is not an int, or is negative, or does not fit in 32 bits.
     """
-    codes = np.frombuffer(_id_codes(prompt_ids, response_ids), dtype=np.uintc)
+    codes = _id_codes(prompt_ids, response_ids)
     largest = int(codes.max(initial=0))
     if largest >= _MAX_SHARED_IDS:
         return [*prompt_ids, *response_ids]
     return _shared_ids.take(codes, largest)
 
 
-def _id_codes(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> array[int]:
-    try:
-        return array("I", [*prompt_ids, *response_ids])
-    except (TypeError, OverflowError):
-        pass
+def _id_codes(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> NDArray[np.integer[Any]]:
+    if isinstance(prompt_ids, memoryview) and isinstance(response_ids, memoryview):
+        codes = np.concatenate((np.asarray(prompt_ids), np.asarray(response_ids)))
+        # Seen as unsigned, negative numbers are the largest.
+        if int(codes.view(np.uint64).max(initial=0)) < 1 << 32:
+            return codes
+    else:
+        try:
+            return np.frombuffer(array("I", [*prompt_ids, *response_ids]), dtype=np.uintc)
+        except (TypeError, OverflowError):
+            pass
     for field, ids in (("prompt_ids", prompt_ids), ("response_ids", response_ids)):
         for position, value in enumerate(ids):
             if not isinstance(value, int) or not 0 <= value < 1 << 32:
@@ -101,6 +110,10 @@ def checked_mask(loss_mask: Sequence[int], response_length: int) -> bytes:
         raise RolloutLogprobError(
             f"loss_mask has {len(loss_mask)} entries for {response_length} response ids"
         )
+    if isinstance(loss_mask, memoryview):
+        values = np.asarray(loss_mask)
+        if values.min(initial=0) == 0 and values.max(initial=0) <= 1:
+            return values.astype(np.uint8).tobytes()
     try:
         # A bytearray reads a list several times faster than bytes does.
         flags = bytes(bytearray(loss_mask))
@@ -119,7 +132,7 @@ def trainable_spans(flags: bytes) -> list[tuple[int, int]]:
     return [run.span() for run in _TRAINABLE_RUN.finditer(flags)]
 
 
-def checked_logprobs(logprobs: list[float] | None, flags: bytes) -> list[float]:
+def checked_logprobs(logprobs: Sequence[float] | None, flags: bytes) -> list[float]:
     """Return one usable logprob per response token.
 
     A value that is NaN, infinite, below `LOGPROB_FLOOR` or equal to `LOGPROB_SENTINEL` is no logprob: at a
@@ -130,7 +143,7 @@ def checked_logprobs(logprobs: list[float] | None, flags: bytes) -> list[float]:
     Parameters
     ----------
     logprobs
-        As received; returned itself where no value had to change.
+        As received; a list is returned itself where no value had to change.
     flags
         The mask, one byte per response token.
 
@@ -151,8 +164,7 @@ def checked_logprobs(logprobs: list[float] | None, flags: bytes) -> list[float]:
     values = _as_floats(logprobs)
     # NaN makes both comparisons false.
     if not len(values) or (values.min() > LOGPROB_SENTINEL and values.max() < np.inf):
-        _share_zeros(logprobs, values, flags)
-        return logprobs
+        return _with_shared_zeros(logprobs, values)
     unusable = ~np.isfinite(values) | (values < LOGPROB_FLOOR) | (values == LOGPROB_SENTINEL)
     wrong = np.flatnonzero(unusable & (np.frombuffer(flags, dtype=np.uint8) == 1))
     if len(wrong):
@@ -162,20 +174,43 @@ def checked_logprobs(logprobs: list[float] | None, flags: bytes) -> list[float]:
             f"logprob {float(values[position])!r} at the trainable response position {position}{more}"
         )
     if not unusable.any():
-        return logprobs
-    cleaned: list[float] = np.where(unusable, 0.0, values).tolist()
-    return cleaned
+        return _with_shared_zeros(logprobs, values)
+    return _listed(np.where(unusable, 0.0, values))
 
 
-def _share_zeros(logprobs: list[float], values: NDArray[np.float64], flags: bytes) -> None:
-    """Let long masked stretches of 0.0, such as tool output, hold one float object instead of thousands."""
-    for run in _MASKED_STRETCH.finditer(flags):
-        start, end = run.span()
-        if not values[start:end].any():
-            logprobs[start:end] = [0.0] * (end - start)
+def _with_shared_zeros(logprobs: Sequence[float], values: NDArray[np.float64]) -> list[float]:
+    if not isinstance(logprobs, list):
+        return _listed(values)
+    for start, end in _zero_stretches(values):
+        logprobs[start:end] = [0.0] * (end - start)
+    return logprobs
+
+
+def _listed(values: NDArray[np.float64]) -> list[float]:
+    listed = [0.0] * len(values)
+    done = 0
+    for start, end in [*_zero_stretches(values), (len(values), len(values))]:
+        listed[done:start] = values[done:start].tolist()
+        done = end
+    return listed
+
+
+def _zero_stretches(values: NDArray[np.float64]) -> list[tuple[int, int]]:
+    """Return the long runs of 0.0 as (start, end) pairs.
+
+    In them, such as tool output, one float object does instead of thousands.
+    """
+    zero = np.zeros(len(values) + 2, dtype=bool)
+    # By their bits, because -0.0 is another number.
+    zero[1:-1] = values.view(np.int64) == 0
+    edges = np.flatnonzero(zero[1:] != zero[:-1]).reshape(-1, 2)
+    stretches: list[tuple[int, int]] = edges[edges[:, 1] - edges[:, 0] >= _ZERO_STRETCH].tolist()
+    return stretches
 
 
 def _as_floats(logprobs: Sequence[float]) -> NDArray[np.float64]:
+    if isinstance(logprobs, memoryview):
+        return np.asarray(logprobs)
     try:
         # Several times faster than letting NumPy look at each object.
         return np.frombuffer(struct.pack(f"{len(logprobs)}d", *logprobs), dtype=np.float64)

@@ -20,6 +20,7 @@ from msgspec import UNSET, UnsetType
 from slime_bridge import _json
 from slime_bridge._collection import collection_paused
 from slime_bridge.errors import ProtocolError
+from slime_bridge.protocol.flat_session import FlatSession
 from slime_bridge.protocol.results import (
     MalformedSession,
     SessionResult,
@@ -79,6 +80,9 @@ __all__ = [
 
 T = TypeVar("T")
 
+_WORTH_FLAT_ARRAYS = 1 << 15
+"""Bytes of a record below which lists are as fast."""
+
 
 class _TaskWire(msgspec.Struct, Generic[T]):
     task_id: str
@@ -97,6 +101,7 @@ def _dec_hook(kind: type, value: Any) -> Any:
 
 _SESSION = msgspec.json.Decoder(SessionResult, strict=False, dec_hook=_dec_hook)
 _TASK = msgspec.json.Decoder(_TaskWire[SessionResult], strict=False, dec_hook=_dec_hook)
+_FLAT_TASK = msgspec.json.Decoder(_TaskWire[FlatSession], strict=False, dec_hook=_dec_hook)
 _TASK_OF_RAW = msgspec.json.Decoder(_TaskWire[msgspec.Raw], strict=False)
 
 
@@ -115,10 +120,19 @@ def decode_session_result(data: bytes | str) -> SessionResult:
     return _session_from_builtins(_json.loads(data))
 
 
-def decode_task_payload(data: bytes | memoryview | str) -> TaskPayload:
+def decode_task_payload(data: bytes | memoryview | str, *, flat_arrays: bool = False) -> TaskPayload:
     """Decode a task's record: ``TaskStatus`` or ``TaskResult``.
 
     Sessions that cannot be read become `MalformedSession` entries at their position; the others are decoded.
+
+    Parameters
+    ----------
+    data
+        The record as it was received: UTF-8 in anything that has a buffer, or text. Nothing returned refers
+        to it.
+    flat_arrays
+        Allow the number arrays of traces to be memoryviews of 64-bit numbers, as the converter takes them
+        too; that is twice as fast for large records. What they hold is the same.
 
     Raises
     ------
@@ -126,6 +140,11 @@ def decode_task_payload(data: bytes | memoryview | str) -> TaskPayload:
         If the bytes are not a task record; the message names the byte or the path, never the content.
     """
     with collection_paused():
+        if flat_arrays and not isinstance(data, str) and len(data) >= _WORTH_FLAT_ARRAYS:
+            try:
+                return _task_payload(_FLAT_TASK.decode(data), None)
+            except (msgspec.DecodeError, RecursionError):
+                pass
         try:
             return _task_payload(_TASK.decode(data), None)
         except (msgspec.DecodeError, RecursionError):
