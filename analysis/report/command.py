@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.cli_load import add_load_options, load_from, report_failure
-from analysis.errors import AnalysisError
+from analysis.errors import AnalysisError, ReportError
 
 if TYPE_CHECKING:
     from analysis.report.findings import Findings
+    from analysis.run import Run
 
 __all__ = ["add_arguments", "run"]
 
@@ -43,10 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Load, write, and say what was found; return 0, or 1 if it cannot be done."""
     try:
-        loaded = load_from(options)
-        other = None
-        if options.compare is not None:
-            other = load_from(argparse.Namespace(**{**vars(options), "paths": [options.compare]}))
+        loaded = _loaded(options, options.paths)
+        other = None if options.compare is None else _loaded(options, [options.compare])
         written = loaded.report(
             options.out,
             compare=other,
@@ -68,6 +68,18 @@ def run(options: argparse.Namespace) -> int:
     masked = f", {removed:,} credentials masked" if removed else ""
     sys.stdout.write(f"{_size(written.size)} in {written.path}{masked}\n")
     return 0
+
+
+def _loaded(options: argparse.Namespace, paths: list[str]) -> Run:
+    """Load one run; raise where there is nothing of one, with the command that says why."""
+    run = load_from(argparse.Namespace(**{**vars(options), "paths": paths}))
+    if not run.names:
+        where = shlex.join(paths)
+        raise ReportError(
+            f"there is nothing of a run in {where}; `workbench load {where} --show skipped --show problems`"
+            " lists what was not read"
+        )
+    return run
 
 
 def _say(findings: Findings) -> None:

@@ -142,7 +142,10 @@ def _check(run: Any) -> None:
             f"a report is about a loaded run, as analysis.load gives it, got a {type(run).__name__}"
         )
     if not names:
-        raise ReportError("there is nothing in this run to report on; see run.problems and run.skipped")
+        raise ReportError(
+            "there is nothing in this run to report on: no table has a row; run.problems and run.skipped list"
+            " what was not read"
+        )
     if len(names) > 1:
         shown = ", ".join(names[:5])
         raise ReportError(

@@ -78,10 +78,12 @@ def waste_of_effort(measures: Measures) -> Finding | None:
         raise StatsError("no training session is there")
     if share < 0.25:
         return None
+    if set(account.rows["fate"]) <= {"unfinished", "evaluation"}:
+        raise StatsError("no journal and no dump says what became of any session")
     rows = account.rows[~account.rows["fate"].isin(["trained", "evaluation"])]
     names = ["fate", "reason", "groups", "sessions", "seconds", "second_share", "response_tokens"]
     worst = rows.iloc[0]
-    reason = "" if worst["reason"] is None or worst.isna()["reason"] else f" for {worst['reason']}"
+    reason = "" if worst["reason"] is None or worst.isna()["reason"] else f" ({worst['reason']})"
     what = "of the gateways' time" if unit == "seconds" else "of the sessions"
     return Finding(
         "waste",

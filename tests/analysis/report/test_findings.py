@@ -13,6 +13,7 @@ from analysis.report.findings import SEVERITIES, Finding, course, find, known, s
 from analysis.report.measures import Measures
 from analysis.report.rules import RULES
 from tests.analysis.report.synthetic import START, frame, synthetic_run
+from tests.analysis.stats.builder import RunBuilder
 
 RULE = dict(RULES)
 
@@ -44,7 +45,7 @@ PLANTED = [
     ("infrastructure zeros", "infrastructure zeros", "serious", "timeout", ""),
     ("rejections", "rejection surge", "serious", f"rollouts {START} to {START + 5}", "rejections"),
     ("failures", "failure surge", "serious", f"rollouts {START} to 41", "truncation"),
-    ("waste", "waste", "warning", "rejected for low complete fraction", "waste"),
+    ("waste", "waste", "warning", "rejected (low complete fraction)", "waste"),
     ("waiting", "waiting trainer", "warning", "90%", "idle"),
 ]
 
@@ -160,3 +161,13 @@ def test_a_change_in_the_number_of_turns_is_no_mask_drift() -> None:
     )
     assert plain[25:].mean() < 0.85 * plain[:15].mean()
     assert RULE["mask drift"](given) is None
+
+
+def test_files_of_sessions_alone_say_nothing_about_waste() -> None:
+    """Where neither journal nor dump says what became of any group, nothing was found to be wasted."""
+    builder = RunBuilder()
+    builder.group([1.0, 0.0], rollout_id=None, accepted=None)
+    for row in builder.rows["session"]:
+        row["e2e_ms"] = 1000.0
+    with pytest.raises(StatsError, match="what became of any session"):
+        RULE["waste"](Measures(builder.tables()))
