@@ -12,10 +12,10 @@ from markupsafe import Markup
 from analysis.errors import StatsError
 from analysis.explorers.lookup import GroupKey, RunTables
 from analysis.explorers.state import SelectionState
-from analysis.stats._batches import Batch, batches
-from analysis.stats._columns import Floats, floats
-from analysis.stats._config import estimator_in_use
-from analysis.stats._frames import Frames
+from analysis.stats.batches import Batch, batches
+from analysis.stats.columns import Floats, floats
+from analysis.stats.configuration import estimator_in_use
+from analysis.stats.frames import Frames
 from analysis.stats.autopsy import Autopsy, GroupInBatch, taken_apart
 from analysis.stats.recomputation import recompute
 from slime_bridge.advantages import checked_advantages

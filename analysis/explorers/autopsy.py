@@ -17,8 +17,8 @@ from analysis.explorers.table import Table
 from analysis.explorers.table_rows import Column, short_id
 from analysis.html import escaped, facts, table, template
 from analysis.html.prompts import prompt_text
-from analysis.stats._columns import flags, floats
 from analysis.stats.autopsy import Autopsy
+from analysis.stats.columns import flags, floats
 from slime_bridge.errors import AdvantageError
 
 __all__ = ["AutopsyExplorer", "absent_html", "heading_html", "trace_rows", "trajectory_rows", "weight_text"]

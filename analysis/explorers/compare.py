@@ -20,7 +20,7 @@ from analysis.explorers.session_scope import sessions_in_scope
 from analysis.explorers.table_rows import short_id
 from analysis.html.tables import table
 from analysis.html.text import escaped, visible
-from analysis.stats._columns import texts
+from analysis.stats.columns import texts
 from analysis.transcripts.model import Transcript
 from analysis.transcripts.reading import read_transcript
 

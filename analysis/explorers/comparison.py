@@ -16,8 +16,8 @@ from analysis.explorers.lookup import GroupKey
 from analysis.explorers.state import SelectionState
 from analysis.html.text import escaped
 from analysis.html.transcript import transcript_html
-from analysis.stats._columns import Floats, Ints, flags, floats, texts
-from analysis.stats._sessions import session_seconds
+from analysis.stats.columns import Floats, Ints, flags, floats, texts
+from analysis.stats.sessions import session_seconds
 from analysis.transcripts.model import Message, Transcript
 
 __all__ = ["KINDS", "Part", "beside_html", "compare_frame", "first_difference", "part_of"]

@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.explorers.lookup import RunTables
 from analysis.explorers.table_rows import Column, scale_of
 from analysis.html.prompts import prompt_text
-from analysis.stats._columns import Bools, Floats, Ints, flags, floats, integers, known, texts
+from analysis.stats.columns import Bools, Floats, Ints, flags, floats, integers, known, texts
 
 __all__ = [
     "GROUP_COLUMNS",

@@ -15,7 +15,7 @@ from analysis.explorers.base import Explorer
 from analysis.explorers.estimators import estimator_switch
 from analysis.explorers.group_table import SCOPES, group_columns, group_frame, scope
 from analysis.explorers.table import Table
-from analysis.stats._columns import Ints
+from analysis.stats.columns import Ints
 
 __all__ = ["GroupExplorer"]
 

@@ -12,8 +12,8 @@ import pandas as pd
 from analysis.errors import ExplorerError
 from analysis.merge import OWNER
 from analysis.run import Run
-from analysis.stats._columns import Bools, Ints, texts
-from analysis.stats._frames import GRAINS, GROUP_IDS, Frames, as_frames, group_rows, session_rows
+from analysis.stats.columns import Bools, Ints, texts
+from analysis.stats.frames import GRAINS, GROUP_IDS, Frames, as_frames, group_rows, session_rows
 
 __all__ = ["GroupKey", "RunTables", "tables_of"]
 

@@ -11,7 +11,7 @@ import traitlets
 
 from analysis.explorers.assets import WorkbenchWidget, script
 from analysis.plots.style import PALETTE, colours_for, theme
-from analysis.stats._columns import Floats, flags, floats, integers, texts
+from analysis.stats.columns import Floats, flags, floats, integers, texts
 
 __all__ = ["OverviewChart", "evaluations", "overview", "panels", "rejections", "trained"]
 

@@ -19,7 +19,7 @@ from analysis.explorers.overview_chart import (
     trained,
 )
 from analysis.explorers.state import SelectionState
-from analysis.stats._columns import flags, floats, sums
+from analysis.stats.columns import flags, floats, sums
 
 __all__ = ["RunExplorer", "summary"]
 

@@ -20,7 +20,7 @@ from analysis.explorers.session_scope import sessions_in_scope
 from analysis.explorers.table import Table
 from analysis.explorers.table_rows import Column, short_id
 from analysis.explorers.text_search import Hit, SearchTexts, column_hits, hits_frame, text_hits
-from analysis.stats._columns import Ints
+from analysis.stats.columns import Ints
 
 __all__ = ["SearchExplorer"]
 

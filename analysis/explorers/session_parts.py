@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from analysis.html.tables import MISSING, facts
 from analysis.html.text import escaped
-from analysis.stats._columns import floats, seconds_since, texts
+from analysis.stats.columns import floats, seconds_since, texts
 from analysis.stats.timing import STAGES
 
 __all__ = ["evaluation_html", "session_facts", "stages_html", "stages_of"]

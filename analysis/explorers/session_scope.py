@@ -7,7 +7,7 @@ import numpy as np
 from analysis.explorers.advantages import advantages_of_traces
 from analysis.explorers.state import SelectionState
 from analysis.explorers.table_rows import Column
-from analysis.stats._columns import Floats, Ints
+from analysis.stats.columns import Floats, Ints
 
 __all__ = ["SESSION_COLUMNS", "TRACE_COLUMNS", "session_advantages", "sessions_in_scope", "trace_advantage"]
 

@@ -16,8 +16,8 @@ import traitlets
 
 from analysis.errors import ExplorerError
 from analysis.explorers.lookup import GroupKey, tables_of
-from analysis.stats._batches import AnyEstimator, labelled, resolve
-from analysis.stats._columns import Ints
+from analysis.stats.batches import AnyEstimator, labelled, resolve
+from analysis.stats.columns import Ints
 from slime_bridge.advantages import ESTIMATORS
 
 __all__ = ["SelectionState"]

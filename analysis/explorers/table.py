@@ -19,7 +19,7 @@ import traitlets
 from analysis.errors import ExplorerError
 from analysis.explorers.assets import WorkbenchWidget, script
 from analysis.explorers.table_rows import Column, SortKey, TableRows
-from analysis.stats._columns import Ints
+from analysis.stats.columns import Ints
 
 __all__ = ["Table"]
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from analysis.errors import ExplorerError
 from analysis.html.tables import writer
 from analysis.html.text import clipped, visible
-from analysis.stats._columns import Bools, Floats, Ints
+from analysis.stats.columns import Bools, Floats, Ints
 
 __all__ = ["Column", "SortKey", "TableRows", "scale_of", "short_id"]
 

@@ -17,7 +17,7 @@ import pandas as pd
 from analysis.explorers.lookup import RunTables
 from analysis.html.text import TextPattern, visible
 from analysis.run import Run
-from analysis.stats._columns import Ints, texts
+from analysis.stats.columns import Ints, texts
 from analysis.transcripts.reading import read_transcript
 
 __all__ = ["FIELDS", "HITS", "Hit", "SearchTexts", "column_hits", "hits_frame", "snippet", "text_hits"]

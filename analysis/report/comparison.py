@@ -19,11 +19,11 @@ from analysis.report.measures import Measures
 from analysis.report.redaction import Redactor
 from analysis.report.rules import RULES
 from analysis.report.sections import Section
-from analysis.stats._columns import Floats, flags, floats, nullable, only, texts
-from analysis.stats._config import configurations
-from analysis.stats._frames import group_rows
-from analysis.stats._sessions import session_seconds
+from analysis.stats.columns import Floats, flags, floats, nullable, only, texts
+from analysis.stats.configuration import configurations
+from analysis.stats.frames import group_rows
 from analysis.stats.paired import Difference, holm, paired_difference
+from analysis.stats.sessions import session_seconds
 
 __all__ = ["comparison_frame", "comparison_section", "settings_frame"]
 

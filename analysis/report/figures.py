@@ -15,8 +15,8 @@ from analysis import plots
 from analysis.html.figures import figure
 from analysis.report.measures import Measures
 from analysis.report.redaction import Redactor
-from analysis.stats._columns import flags, floats, nullable, texts
 from analysis.stats.advantages import autopsy
+from analysis.stats.columns import flags, floats, nullable, texts
 from analysis.stats.timing import timeline
 
 __all__ = ["FIGURES", "FigureSpec", "figure_html"]

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import AnalysisError, StatsError
-from analysis.stats._columns import Floats, floats
+from analysis.stats.columns import Floats, floats
 
 if TYPE_CHECKING:
     from analysis.report.measures import Measures

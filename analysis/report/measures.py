@@ -14,10 +14,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.report.series import rollout_series
-from analysis.stats._columns import Ints, flags, floats
-from analysis.stats._frames import Frames, as_frames
-from analysis.stats._tokens import TokenTable
+from analysis.stats.columns import Ints, flags, floats
 from analysis.stats.fidelity import Audit, audit
+from analysis.stats.frames import Frames, as_frames
 from analysis.stats.rejections import (
     Contamination,
     Ledger,
@@ -32,6 +31,7 @@ from analysis.stats.rejections import (
 )
 from analysis.stats.staleness import Lag, OffPolicy, lag, off_policy
 from analysis.stats.timing import Timing, timing
+from analysis.stats.token_tables import TokenTable
 
 __all__ = ["Measures"]
 

@@ -39,8 +39,8 @@ from analysis.report.sections import (
     plain_section,
     samples_section,
 )
-from analysis.stats._columns import floats
-from analysis.stats._config import configurations
+from analysis.stats.columns import floats
+from analysis.stats.configuration import configurations
 
 __all__ = ["Written", "write_report"]
 

@@ -19,7 +19,7 @@ from analysis.html.token_spans import token_spans_html
 from analysis.html.transcript import transcript_html
 from analysis.report.measures import Measures
 from analysis.report.redaction import Redactor
-from analysis.stats._columns import Bools, Floats, flags, floats, texts
+from analysis.stats.columns import Bools, Floats, flags, floats, texts
 from analysis.trace_tokens import read_trace_tokens
 from analysis.transcripts import SessionTranscript, read_transcript
 

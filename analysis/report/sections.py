@@ -20,7 +20,7 @@ from analysis.report.findings import Finding, Findings
 from analysis.report.measures import Measures
 from analysis.report.redaction import Redactor
 from analysis.report.samples import choose_samples, sample_html
-from analysis.stats._config import configurations
+from analysis.stats.configuration import configurations
 
 __all__ = ["Section", "data_section", "findings_section", "fingerprint", "plain_section", "samples_section"]
 

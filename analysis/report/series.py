@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import Bools, Floats, Ints, flags, floats, nullable, sums, texts
-from analysis.stats._frames import Frames, session_rows
-from analysis.stats._numbers import weighted_mean
+from analysis.stats.columns import Bools, Floats, Ints, flags, floats, nullable, sums, texts
+from analysis.stats.frames import Frames, session_rows
 from analysis.stats.lag import Lag
+from analysis.stats.numbers import weighted_mean
 from analysis.stats.prompts import ZeroSignal
 from analysis.stats.timing import Timing
 

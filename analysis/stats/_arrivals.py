@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import StatsError
-from analysis.stats._columns import Floats, Ints, floats, integers, json_cells, seconds_since, texts
-from analysis.stats._config import configurations, polar_config
-from analysis.stats._frames import Frames
 from analysis.stats._outcomes import outcomes_of, session_rows_of
-from analysis.stats._sessions import session_seconds
+from analysis.stats.columns import Floats, Ints, floats, integers, json_cells, seconds_since, texts
+from analysis.stats.configuration import configurations, polar_config
+from analysis.stats.frames import Frames
+from analysis.stats.sessions import session_seconds
 from slime_bridge.acceptance import RejectReason
 from slime_bridge.config import PolarSlimeConfig
 from slime_bridge.conversion.groups import SessionOutcome

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import Bools, Floats, Ints, flags
-from analysis.stats._frames import Frames, session_rows
-from analysis.stats._tokens import TokenTable
+from analysis.stats.columns import Bools, Floats, Ints, flags
+from analysis.stats.frames import Frames, session_rows
+from analysis.stats.token_tables import TokenTable
 
 __all__ = ["AuditData", "Check", "Found", "Grain", "at_positions", "of_rows", "unchecked"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from analysis.stats._audit import AuditData, Check, Found, at_positions, unchecked
-from analysis.stats._columns import Bools, Floats, floats, integers
+from analysis.stats.columns import Bools, Floats, floats, integers
 
 __all__ = ["ARRAY_CHECKS"]
 

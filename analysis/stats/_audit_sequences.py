@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from analysis.stats._audit import AuditData, Check, Found, unchecked
-from analysis.stats._columns import Floats, integers, texts
+from analysis.stats.columns import Floats, integers, texts
 
 __all__ = ["SEQUENCE_CHECKS"]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.stats._audit import AuditData, Check, Found, of_rows, unchecked
-from analysis.stats._columns import codes, flags, floats, integers, known, seconds_since, texts
-from analysis.stats._config import estimator_in_use
-from analysis.stats._frames import group_codes
+from analysis.stats.columns import codes, flags, floats, integers, known, seconds_since, texts
+from analysis.stats.configuration import estimator_in_use
+from analysis.stats.frames import group_codes
 from analysis.stats.lag import version_numbers
 from analysis.stats.recomputation import recompute
 

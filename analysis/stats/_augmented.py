@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.stats._columns import Floats, Ints
+from analysis.stats.columns import Floats, Ints
 from slime_bridge.advantages import RewardBatch, checked_advantages
 
 __all__ = ["Atoms", "atoms_of", "augmented_draws"]

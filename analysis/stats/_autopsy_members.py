@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import Bools, Floats, Ints, flags, floats, integers, known, texts
-from analysis.stats._frames import Frames, group_rows, session_rows
+from analysis.stats.columns import Bools, Floats, Ints, flags, floats, integers, known, texts
+from analysis.stats.frames import Frames, group_rows, session_rows
 
 __all__ = [
     "Members",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from analysis.stats._columns import Floats
+from analysis.stats.columns import Floats
 
 __all__ = ["Engine", "fitted_contention", "works_of"]
 

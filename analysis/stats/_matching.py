@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.stats._columns import Ints
+from analysis.stats.columns import Ints
 
 __all__ = ["find", "identify"]
 

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.schema import TABLES
-from analysis.stats._columns import Ints, flags, floats, integers, texts
-from analysis.stats._frames import Frames, group_rows
-from analysis.stats._sessions import used_attempt
+from analysis.stats.columns import Ints, flags, floats, integers, texts
+from analysis.stats.frames import Frames, group_rows
+from analysis.stats.sessions import used_attempt
 from slime_bridge.conversion.groups import SessionOutcome
 
 __all__ = ["outcomes_of", "session_rows_of", "stage_times"]

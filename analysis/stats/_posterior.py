@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.stats._columns import Floats, Ints
+from analysis.stats.columns import Floats, Ints
 
 __all__ = ["GroupedRewards", "Pool", "group_posteriors", "make_pool", "pool_members", "stretch"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import Floats, Ints, floats, integers, nullable, only, texts
-from analysis.stats._frames import GROUP_IDS, ids_of
-from analysis.stats._numbers import cluster_bootstrap
+from analysis.stats.columns import Floats, Ints, floats, integers, nullable, only, texts
+from analysis.stats.frames import GROUP_IDS, ids_of
+from analysis.stats.numbers import cluster_bootstrap
 from slime_bridge.conversion.groups import SessionOutcome
 
 __all__ = ["Verdict", "groups_frame", "shift_frame", "summary_frame"]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import Ints, floats, integers, json_cells, seconds_since, texts
-from analysis.stats._frames import Frames
+from analysis.stats.columns import Ints, floats, integers, json_cells, seconds_since, texts
+from analysis.stats.frames import Frames
 
 __all__ = ["Window", "windows_of"]
 

@@ -23,11 +23,11 @@ from analysis.stats._autopsy_members import (
     trajectory_frame,
 )
 from analysis.stats._autopsy_text import Autopsy
-from analysis.stats._batches import AnyEstimator, Batch, MissingReward, batches, per_trace, resolve
-from analysis.stats._columns import Floats, Ints, floats, integers, nullable, texts
-from analysis.stats._config import estimator_in_use
-from analysis.stats._frames import Frames, as_frames, group_rows
-from analysis.stats._tokens import TokenTable
+from analysis.stats.batches import AnyEstimator, Batch, MissingReward, batches, per_trace, resolve
+from analysis.stats.columns import Floats, Ints, floats, integers, nullable, texts
+from analysis.stats.configuration import estimator_in_use
+from analysis.stats.frames import Frames, as_frames, group_rows
+from analysis.stats.token_tables import TokenTable
 from slime_bridge.advantages import (
     GRPO,
     GSPO,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.stats._columns import Bools, Floats
+from analysis.stats.columns import Bools, Floats
 
 __all__ = ["Change", "Surge", "change_point", "fall_from_best", "longest_streak", "noise", "surge"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.stats._batches import AnyEstimator, MissingReward, labelled
-from analysis.stats._columns import Bools, Floats, Ints, floats, nullable
-from analysis.stats._frames import (
+from analysis.stats.batches import AnyEstimator, MissingReward, labelled
+from analysis.stats.columns import Bools, Floats, Ints, floats, nullable
+from analysis.stats.frames import (
     GROUP_IDS,
     TRACE_IDS,
     Frames,
@@ -21,9 +21,9 @@ from analysis.stats._frames import (
     ids_of,
     trajectory_codes,
 )
-from analysis.stats._numbers import correlation, mean_or_nan, ranks
-from analysis.stats._tokens import TokenTable
+from analysis.stats.numbers import correlation, mean_or_nan, ranks
 from analysis.stats.recomputation import Reduction, gradient_weights, kish_size, recompute, trainable_tokens
+from analysis.stats.token_tables import TokenTable
 from slime_bridge.advantages import RewardBatch
 from slime_bridge.errors import AdvantageError
 

@@ -29,8 +29,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import StatsError
-from analysis.stats._batches import AnyEstimator, resolve
-from analysis.stats._columns import (
+from analysis.stats.batches import AnyEstimator, resolve
+from analysis.stats.columns import (
     Bools,
     Floats,
     flags,
@@ -42,8 +42,8 @@ from analysis.stats._columns import (
     sums,
     texts,
 )
-from analysis.stats._config import estimator_in_use
-from analysis.stats._frames import (
+from analysis.stats.configuration import estimator_in_use
+from analysis.stats.frames import (
     GROUP_IDS,
     SESSION_IDS,
     TRACE_IDS,
@@ -53,8 +53,8 @@ from analysis.stats._frames import (
     ids_of,
     session_rows,
 )
-from analysis.stats._sessions import fates
 from analysis.stats.recomputation import recompute
+from analysis.stats.sessions import fates
 
 __all__ = ["CAUSES", "Contamination", "contamination"]
 

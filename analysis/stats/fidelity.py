@@ -18,8 +18,8 @@ from analysis.stats._audit import AuditData, Check, Found
 from analysis.stats._audit_arrays import ARRAY_CHECKS
 from analysis.stats._audit_sequences import SEQUENCE_CHECKS
 from analysis.stats._audit_tables import TABLE_CHECKS
-from analysis.stats._columns import nullable
-from analysis.stats._frames import Frames, as_frames
+from analysis.stats.columns import nullable
+from analysis.stats.frames import Frames, as_frames
 from analysis.stats.reconcile import Reconciliation, reconcile
 
 __all__ = ["CHECKS", "Audit", "Reconciliation", "audit", "reconcile"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import (
+from analysis.stats.columns import (
     Floats,
     Ints,
     flags,
@@ -27,10 +27,10 @@ from analysis.stats._columns import (
     sums,
     texts,
 )
-from analysis.stats._config import configurations, polar_config
-from analysis.stats._frames import GROUP_IDS, SESSION_IDS, Frames, as_frames, group_rows, ids_of
-from analysis.stats._numbers import wilson_interval
-from analysis.stats._sessions import fates
+from analysis.stats.configuration import configurations, polar_config
+from analysis.stats.frames import GROUP_IDS, SESSION_IDS, Frames, as_frames, group_rows, ids_of
+from analysis.stats.numbers import wilson_interval
+from analysis.stats.sessions import fates
 
 __all__ = ["Lag", "lag", "version_numbers"]
 

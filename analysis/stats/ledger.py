@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import (
+from analysis.stats.columns import (
     Ints,
     first_known,
     floats,
@@ -20,8 +20,8 @@ from analysis.stats._columns import (
     sums,
     texts,
 )
-from analysis.stats._frames import GROUP_IDS, SESSION_IDS, Frames, as_frames, group_rows, ids_of
-from analysis.stats._sessions import fates, last_stage, session_seconds
+from analysis.stats.frames import GROUP_IDS, SESSION_IDS, Frames, as_frames, group_rows, ids_of
+from analysis.stats.sessions import fates, last_stage, session_seconds
 
 __all__ = ["Ledger", "ledger"]
 
@@ -71,7 +71,7 @@ class Ledger:
         `response_tokens`, `trainable_tokens` (over its sessions, every attempt included), `sessions`,
         `unmeasured_sessions` (without a time); reward mean and spread; the prompt.
     sessions
-        One row per session: ids; `task_id`, `attempt`; `fate` (see `analysis.stats._sessions.FATES`); `stage`
+        One row per session: ids; `task_id`, `attempt`; `fate` (see `analysis.stats.sessions.FATES`); `stage`
         (how far it came); `status`; `reason` and `detail`; `group_reason` (why its group was rejected);
         `reward`, `seconds`, `response_tokens`, `trainable_tokens`, `staleness`, `node_id`.
     """

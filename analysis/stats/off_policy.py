@@ -29,8 +29,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import StatsError
-from analysis.stats._columns import Bools, Floats, Ints, floats, nullable, sums
-from analysis.stats._frames import TRACE_IDS, Frames, as_frames, ids_of, session_rows
+from analysis.stats.columns import Bools, Floats, Ints, floats, nullable, sums
+from analysis.stats.frames import TRACE_IDS, Frames, as_frames, ids_of, session_rows
 
 __all__ = ["OffPolicy", "off_policy", "ratio_statistics"]
 

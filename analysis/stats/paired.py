@@ -24,7 +24,7 @@ from statistics import NormalDist
 import numpy as np
 
 from analysis.errors import StatsError
-from analysis.stats._columns import Floats, Ints, sums
+from analysis.stats.columns import Floats, Ints, sums
 
 __all__ = ["Difference", "holm", "paired_difference"]
 

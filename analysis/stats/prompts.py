@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import StatsError
-from analysis.stats._columns import Bools, Floats, Ints, floats, nullable, seconds_since, sums, texts
-from analysis.stats._frames import GROUP_IDS, Frames, as_frames, group_rows, ids_of
-from analysis.stats._numbers import wilson_interval
-from analysis.stats._sessions import fates, session_seconds
+from analysis.stats.columns import Bools, Floats, Ints, floats, nullable, seconds_since, sums, texts
+from analysis.stats.frames import GROUP_IDS, Frames, as_frames, group_rows, ids_of
+from analysis.stats.numbers import wilson_interval
+from analysis.stats.sessions import fates, session_seconds
 
 __all__ = ["KINDS", "ZeroSignal", "prompt_history", "zero_signal"]
 

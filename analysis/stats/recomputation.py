@@ -17,10 +17,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import StatsError
-from analysis.stats._batches import AnyEstimator, MissingReward, batches, per_trace, resolve
-from analysis.stats._columns import Floats, Ints, integers, known, nullable
-from analysis.stats._frames import TRACE_IDS, as_frames, ids_of
-from analysis.stats._tokens import TokenTable
+from analysis.stats.batches import AnyEstimator, MissingReward, batches, per_trace, resolve
+from analysis.stats.columns import Floats, Ints, integers, known, nullable
+from analysis.stats.frames import TRACE_IDS, as_frames, ids_of
+from analysis.stats.token_tables import TokenTable
 from slime_bridge.advantages import checked_advantages
 
 __all__ = ["Reduction", "gradient_weights", "kish_size", "recompute", "trainable_tokens"]

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import Floats, Ints, flags, floats, integers, nullable, sums, texts
-from analysis.stats._frames import Frames, as_frames, session_rows
 from analysis.stats._outcomes import outcomes_of, session_rows_of
 from analysis.stats._windows import Window, windows_of
+from analysis.stats.columns import Floats, Ints, flags, floats, integers, nullable, sums, texts
+from analysis.stats.frames import Frames, as_frames, session_rows
 from slime_bridge.conversion.groups import GroupConversion, SessionOutcome
 from slime_bridge.evaluation.results import EvalGroupResult, dataset_metrics, overall_metrics
 from slime_bridge.metrics import DecisionWindow, GroupFacts, find_metric, rollout_metrics

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import Floats, floats, json_cells, known, texts
-from analysis.stats._config import configurations, polar_config
-from analysis.stats._frames import Frames, as_frames
 from analysis.stats._outcomes import outcomes_of, session_rows_of
 from analysis.stats._replay_tables import Verdict, groups_frame, shift_frame, summary_frame
+from analysis.stats.columns import Floats, floats, json_cells, known, texts
+from analysis.stats.configuration import configurations, polar_config
+from analysis.stats.frames import Frames, as_frames
 from slime_bridge.acceptance import Rejected, RejectReason, judge, too_stale
 from slime_bridge.adapter import SessionReason
 from slime_bridge.config import PolarSlimeConfig

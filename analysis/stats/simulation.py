@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import StatsError
-from analysis.stats._batches import AnyEstimator, resolve
-from analysis.stats._columns import Bools, Floats, Ints, nullable
+from analysis.stats.batches import AnyEstimator, resolve
+from analysis.stats.columns import Bools, Floats, Ints, nullable
 from slime_bridge.advantages import RewardBatch, checked_advantages
 
 __all__ = ["Bandits", "Simulation", "simulate"]

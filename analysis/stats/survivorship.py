@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import Bools, Floats, Ints, first_known, floats, nullable, only, texts
-from analysis.stats._frames import Frames, as_frames, group_codes, group_rows
-from analysis.stats._numbers import cliffs_delta, cluster_bootstrap, total_variation
-from analysis.stats._sessions import fates, session_seconds
+from analysis.stats.columns import Bools, Floats, Ints, first_known, floats, nullable, only, texts
+from analysis.stats.frames import Frames, as_frames, group_codes, group_rows
+from analysis.stats.numbers import cliffs_delta, cluster_bootstrap, total_variation
+from analysis.stats.sessions import fates, session_seconds
 
 __all__ = ["Survivorship", "survivorship"]
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import Floats, flags, floats, nullable, seconds_since, sums, texts
-from analysis.stats._frames import SESSION_IDS, Frames, as_frames, ids_of
-from analysis.stats._sessions import fates, session_seconds
+from analysis.stats.columns import Floats, flags, floats, nullable, seconds_since, sums, texts
+from analysis.stats.frames import SESSION_IDS, Frames, as_frames, ids_of
+from analysis.stats.sessions import fates, session_seconds
 
 __all__ = ["STAGES", "Timing", "timeline", "timing"]
 

@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import StatsError
-from analysis.stats._columns import Bools, Floats, Ints, codes, flags, floats, nullable, sums, texts
-from analysis.stats._frames import as_frames, group_codes
-from analysis.stats._sessions import fates
+from analysis.stats.columns import Bools, Floats, Ints, codes, flags, floats, nullable, sums, texts
+from analysis.stats.frames import as_frames, group_codes
+from analysis.stats.sessions import fates
 
 __all__ = ["rewards"]
 

@@ -26,11 +26,11 @@ import pandas as pd
 
 from analysis.errors import StatsError
 from analysis.stats._augmented import Atoms, atoms_of, augmented_draws
-from analysis.stats._batches import AnyEstimator, Batch, MissingReward, batches, resolve
-from analysis.stats._columns import Floats, Ints, nullable
-from analysis.stats._frames import TRACE_IDS, as_frames, ids_of
-from analysis.stats._numbers import weighted_mean
 from analysis.stats._posterior import GroupedRewards, Pool, group_posteriors, make_pool, pool_members, stretch
+from analysis.stats.batches import AnyEstimator, Batch, MissingReward, batches, resolve
+from analysis.stats.columns import Floats, Ints, nullable
+from analysis.stats.frames import TRACE_IDS, as_frames, ids_of
+from analysis.stats.numbers import weighted_mean
 from analysis.stats.recomputation import gradient_weights
 from slime_bridge.advantages import (
     GRPO,

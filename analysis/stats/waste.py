@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import first_known, floats, integers, nullable, only, sums, texts
-from analysis.stats._frames import Frames, as_frames, group_rows
-from analysis.stats._sessions import fates, session_seconds
+from analysis.stats.columns import first_known, floats, integers, nullable, only, sums, texts
+from analysis.stats.frames import Frames, as_frames, group_rows
+from analysis.stats.sessions import fates, session_seconds
 
 __all__ = ["Waste", "waste"]
 
@@ -24,7 +24,7 @@ class Waste:
     Attributes
     ----------
     rows
-        One row per fate and reason, the largest first: `fate` (see `analysis.stats._sessions.FATES`, and
+        One row per fate and reason, the largest first: `fate` (see `analysis.stats.sessions.FATES`, and
         ``unrecorded`` for sessions that were submitted and left no trace anywhere), `reason`, `groups`,
         `sessions`, `seconds` (on the gateways), `agent_seconds` (the agent at work), `prompt_tokens`,
         `response_tokens`, `trainable_tokens`, `unmeasured` (sessions without a time), and the shares

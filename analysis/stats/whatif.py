@@ -34,11 +34,11 @@ import pandas as pd
 
 from analysis.errors import StatsError
 from analysis.stats._arrivals import Arrivals, recorded_arrivals, recorded_slots
-from analysis.stats._columns import Floats, flags, floats, nullable, texts
-from analysis.stats._config import polar_config
 from analysis.stats._engine import fitted_contention, works_of
-from analysis.stats._frames import Frames, as_frames
 from analysis.stats._scheduler_replay import Replayed, replay_scheduler
+from analysis.stats.columns import Floats, flags, floats, nullable, texts
+from analysis.stats.configuration import polar_config
+from analysis.stats.frames import Frames, as_frames
 from slime_bridge.config import PolarSlimeConfig
 
 __all__ = ["WhatIf", "whatif"]

@@ -7,8 +7,8 @@ import numpy as np
 from analysis.errors import StatsError
 from analysis.report.findings import Finding, course, known, share_text
 from analysis.report.measures import Measures
-from analysis.stats._columns import floats
 from analysis.stats.change import surge
+from analysis.stats.columns import floats
 
 __all__ = ["failure_surge", "rejection_surge", "trainer_waits", "waste_of_effort"]
 

@@ -8,8 +8,8 @@ import pandas as pd
 from analysis.errors import StatsError
 from analysis.report.findings import Finding, course, known, share_text
 from analysis.report.measures import Measures
-from analysis.stats._columns import floats, texts
 from analysis.stats.change import change_point, surge
+from analysis.stats.columns import floats, texts
 
 __all__ = [
     "audit_errors",

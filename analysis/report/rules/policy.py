@@ -9,10 +9,10 @@ import numpy as np
 from analysis.errors import StatsError
 from analysis.report.findings import Finding, course, known, share_text
 from analysis.report.measures import Measures
-from analysis.stats._columns import flags, floats
-from analysis.stats._frames import session_rows
-from analysis.stats._numbers import weighted_mean
 from analysis.stats.change import change_point, longest_streak
+from analysis.stats.columns import flags, floats
+from analysis.stats.frames import session_rows
+from analysis.stats.numbers import weighted_mean
 
 __all__ = ["ess_collapse", "lag_creep", "logprob_mismatch"]
 

@@ -8,8 +8,8 @@ import pandas as pd
 from analysis.errors import StatsError
 from analysis.report.findings import Finding, course, known, share_text
 from analysis.report.measures import Measures
-from analysis.stats._columns import flags, floats
 from analysis.stats.change import change_point, fall_from_best, longest_streak
+from analysis.stats.columns import flags, floats
 
 __all__ = ["held_out_drop", "reward_drop", "stuck_prompts", "variance_collapse", "zero_signal_streak"]
 

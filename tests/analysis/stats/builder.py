@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.schema import columns_of, empty_frame
-from analysis.stats._tokens import TokenTable
+from analysis.stats.token_tables import TokenTable
 
 START = pd.Timestamp("2026-01-01", tz="UTC")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from analysis.stats._config import estimator_in_use
-from analysis.stats._frames import as_frames
 from analysis.stats.advantages import recompute
+from analysis.stats.configuration import estimator_in_use
+from analysis.stats.frames import as_frames
 from slime_bridge.advantages import GDPO, GRPO, LeaveOneTrajectoryOut
 from tests.analysis.stats.builder import RunBuilder
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from analysis.errors import StatsError
-from analysis.stats._tokens import Ragged, TokenTable
 from analysis.stats.fidelity import CHECKS, audit
+from analysis.stats.token_tables import Ragged, TokenTable
 from slime_bridge.advantages import LeaveOneTrajectoryOut
 from tests.analysis.stats.builder import RunBuilder, run_of_rewards, same, untouched
 

@@ -8,10 +8,10 @@ import pytest
 
 from analysis.errors import StatsError
 from analysis.schema import TABLES, empty_frame
-from analysis.stats._columns import codes, flags, floats, integers, json_cells, nullable, texts
-from analysis.stats._frames import Frames, as_frames, group_codes, group_rows, session_rows, trajectory_codes
 from analysis.stats._matching import find, identify
-from analysis.stats._tokens import Ragged, TokenTable
+from analysis.stats.columns import codes, flags, floats, integers, json_cells, nullable, texts
+from analysis.stats.frames import Frames, as_frames, group_codes, group_rows, session_rows, trajectory_codes
+from analysis.stats.token_tables import Ragged, TokenTable
 from tests.analysis.stats.builder import RunBuilder, frame, same, untouched
 
 

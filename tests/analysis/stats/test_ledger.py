@@ -7,9 +7,9 @@ import json
 import pandas as pd
 import pytest
 
-from analysis.stats._frames import as_frames
-from analysis.stats._sessions import FATES, STAGES, used_attempt
+from analysis.stats.frames import as_frames
 from analysis.stats.rejections import ledger
+from analysis.stats.sessions import FATES, STAGES, used_attempt
 from tests.analysis.stats.builder import START, RunBuilder, same, untouched
 
 

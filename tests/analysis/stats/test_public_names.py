@@ -11,7 +11,7 @@ import pytest
 
 from analysis import stats
 from analysis.errors import StatsError
-from analysis.stats._frames import as_frames
+from analysis.stats.frames import as_frames
 from tests.analysis.stats.builder import RunBuilder
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "analysis.md"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from analysis.errors import StatsError
-from analysis.stats._config import polar_config
+from analysis.stats.configuration import polar_config
 from analysis.stats.rejections import all_correct, all_wrong, constant_rewards, replay
 from slime_bridge.acceptance import Accepted, judge, too_stale
 from slime_bridge.conversion.groups import GroupConversion, SessionOutcome

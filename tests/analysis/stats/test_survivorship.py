@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from analysis.stats._numbers import cliffs_delta, cluster_bootstrap, total_variation, wilson_interval
+from analysis.stats.numbers import cliffs_delta, cluster_bootstrap, total_variation, wilson_interval
 from analysis.stats.rejections import survivorship
 from tests.analysis.stats.builder import RunBuilder, same, untouched
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from analysis.errors import StatsError
-from analysis.stats._numbers import weighted_mean
 from analysis.stats._posterior import GroupedRewards, group_posteriors, make_pool, pool_members
 from analysis.stats.advantages import uncertainty
+from analysis.stats.numbers import weighted_mean
 from slime_bridge.advantages import GRPO, MaxAtK
 from tests.analysis.stats.builder import RunBuilder, run_of_rewards, same, untouched
 

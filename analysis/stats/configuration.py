@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from analysis.errors import StatsError
-from analysis.stats._columns import floats, json_cells, texts
-from analysis.stats._frames import Frames
+from analysis.stats.columns import floats, json_cells, texts
+from analysis.stats.frames import Frames
 from analysis.stats.recomputation import recompute
 from slime_bridge.advantages import LeaveOneTrajectoryOut, RewardBatch, get_estimator
 from slime_bridge.config import PolarSlimeConfig

@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import StatsError
-from analysis.stats._columns import Bools, Floats, Ints, flags, floats, integers, json_cells, known, texts
-from analysis.stats._frames import batch_codes, group_codes, session_rows, trajectory_codes
-from analysis.stats._tokens import TokenTable
+from analysis.stats.columns import Bools, Floats, Ints, flags, floats, integers, json_cells, known, texts
+from analysis.stats.frames import batch_codes, group_codes, session_rows, trajectory_codes
+from analysis.stats.token_tables import TokenTable
 from slime_bridge.advantages import RewardBatch, TokenArrays, from_function, get_estimator
 
 __all__ = [

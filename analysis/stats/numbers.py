@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from analysis.stats._columns import Bools, Floats, Ints
+from analysis.stats.columns import Bools, Floats, Ints
 
 __all__ = [
     "cliffs_delta",

@@ -16,8 +16,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.errors import StatsError
-from analysis.stats._columns import Bools, Floats, Ints, codes
 from analysis.stats._matching import find
+from analysis.stats.columns import Bools, Floats, Ints, codes
 
 __all__ = ["ARRAYS", "Ragged", "TokenTable"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.stats._columns import (
+from analysis.stats.columns import (
     Bools,
     Floats,
     codes,
@@ -17,7 +17,7 @@ from analysis.stats._columns import (
     only,
     texts,
 )
-from analysis.stats._frames import Frames, group_codes, group_rows
+from analysis.stats.frames import Frames, group_codes, group_rows
 
 __all__ = ["FATES", "STAGES", "fates", "last_stage", "session_seconds", "used_attempt"]
 

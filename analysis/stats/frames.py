@@ -15,9 +15,9 @@ import pandas as pd
 
 from analysis.errors import StatsError
 from analysis.schema import GRAINS, columns_of, empty_frame
-from analysis.stats._columns import Bools, Ints, codes, known, texts
 from analysis.stats._matching import find, identify
-from analysis.stats._tokens import TokenTable
+from analysis.stats.columns import Bools, Ints, codes, known, texts
+from analysis.stats.token_tables import TokenTable
 
 __all__ = [
     "GROUP_IDS",
