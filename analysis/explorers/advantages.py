@@ -12,11 +12,11 @@ from markupsafe import Markup
 from analysis.errors import StatsError
 from analysis.explorers.lookup import GroupKey, RunTables
 from analysis.explorers.state import SelectionState
+from analysis.stats.autopsy import TOKEN_MEANS, Autopsy, GroupInBatch, autopsy, taken_apart
 from analysis.stats.batches import Batch, batches
 from analysis.stats.columns import Floats, floats
 from analysis.stats.configuration import estimator_in_use
 from analysis.stats.frames import Frames
-from analysis.stats.autopsy import Autopsy, GroupInBatch, taken_apart
 from analysis.stats.recomputation import recompute
 from slime_bridge.advantages import checked_advantages
 from slime_bridge.errors import AdvantageError
@@ -103,11 +103,11 @@ def advantages_note(state: SelectionState, why: str) -> Markup:
         failed = state.estimator is not None
         form = '<div class="wb-error" role="alert">{}</div>' if failed else '<p class="wb-note">{}</p>'
         return Markup(form).format(why)
-    function = state.resolved_estimator()
+    function = state.resolved_estimator() or trained_with(state.tables)
     if getattr(function, "level", "trace") != "token":
         return Markup("")
-    said = "{} gives an advantage for each token: the numbers are means over the tokens that are trained on."
-    return Markup('<p class="wb-note">{}</p>').format(said.format(state.estimator))
+    text = f"{state.estimator or repr(function)} gives numbers per token: {TOKEN_MEANS}."
+    return Markup('<p class="wb-note">{}</p>').format(text)
 
 
 def per_estimator(state: SelectionState, *names: Any, make: Callable[[], Any]) -> Any:
@@ -202,11 +202,27 @@ def autopsy_of(state: SelectionState, key: GroupKey) -> Autopsy:
             raise StatsError(f"the run has no {key.label()}")
         function = state.resolved_estimator() or trained_with(tables)
         if getattr(function, "level", "trace") == "token":
-            raise StatsError(f"{function!r} gives numbers per token: an autopsy needs numbers per trace")
+            return _by_token(tables, row, key, function)
         return taken_apart(_found(tables, row, function), function)
 
     found: Autopsy = per_estimator(state, "autopsy", key, make=compute)
     return found
+
+
+def _by_token(tables: RunTables, row: int, key: GroupKey, function: Callable[..., Any]) -> Autopsy:
+    """Take a group apart under an estimator that is asked with token arrays."""
+    frames = tables.frames
+    # That group alone, since numbers may be those of several groups.
+    part = Frames(
+        {
+            "groups": frames.groups.iloc[[row]],
+            "sessions": frames.sessions,
+            "traces": frames.traces,
+            "tokens": frames.tokens,
+        }
+    )
+    by = "group" if key.group is not None else "group_index"
+    return autopsy(part, getattr(key, by), function, by=by)
 
 
 def _found(tables: RunTables, row: int, function: Callable[..., Any]) -> GroupInBatch:

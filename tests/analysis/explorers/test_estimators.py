@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 import analysis
 from analysis.explorers.explore import RunView
 from analysis.lab.run_folder import RunFolder
 from analysis.stats.advantages import recompute
+from analysis.stats.autopsy import TOKEN_MEANS
 from slime_bridge.advantages import RewardBatch
 from tests.analysis.explorers.made_runs import HOSTILE, small_run
 
@@ -87,12 +89,17 @@ def test_one_that_gives_numbers_per_token_is_shown_by_their_means(embedded: RunF
     run = analysis.load(embedded.root)
     explorer = analysis.explore(run, estimators={"per token": PerToken()}, group=0)
     explorer.groups.estimator.value = "per token"
-    assert "per token gives an advantage for each token: the numbers are means" in explorer.groups.note.value
+    assert f"per token gives numbers per token: {escape(TOKEN_MEANS)}" in explorer.groups.note.value
     expected = recompute(run, PerToken())
     largest = expected.assign(size=expected["advantage"].abs()).groupby("group", sort=False)["size"].max()
     frame = explorer.groups.table.frame.set_index("number")["advantage"]
     assert np.isfinite(frame[0])
     np.testing.assert_allclose(frame[0], largest[0])
+    assert escape(TOKEN_MEANS) in explorer.groups.autopsy.heading.value
+    own = explorer.groups.autopsy.selection.set_index("session_id")["advantage"].dropna()
+    means = expected.query("group == 0").groupby("session_id")["advantage"].mean()
+    np.testing.assert_allclose(own, means[own.index])
+    assert len(own) > 1
     explorer.groups.estimator.value = "grpo"
     assert explorer.groups.note.value == ""
     explorer.close()
