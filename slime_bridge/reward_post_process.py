@@ -26,7 +26,7 @@ from slime_bridge.advantages import (
     get_estimator,
     group_spreads,
 )
-from slime_bridge.config import resolve_reward_settings
+from slime_bridge.config import RewardSettings, resolve_reward_settings
 from slime_bridge.errors import AdvantageError
 from slime_bridge.sample_view import (
     group_of,
@@ -45,6 +45,7 @@ __all__ = [
     "last_post_process",
     "post_process_rewards",
     "production_estimator",
+    "require_estimator",
     "reward_batch",
 ]
 
@@ -134,7 +135,7 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     settings = resolve_reward_settings(args)
     known = [reward_value(sample, settings.reward_key) for sample in samples]
     raw = [value if math.isfinite(value) else 0.0 for value in known]
-    if not settings.rewards_normalization or settings.slime_estimator not in NORMALIZED_ESTIMATORS:
+    if not _estimates(settings):
         if settings.advantage_estimator or settings.gdpo_reward_keys or settings.dvao_reward_keys:
             _warn_without_effect(settings.slime_estimator, settings.rewards_normalization)
         return raw, list(raw)
@@ -146,6 +147,25 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     if stats.missing_rewards:
         logger.warning("%d samples without a finite reward get no advantage", stats.missing_rewards)
     return raw, advantages.tolist()
+
+
+def require_estimator(args: Any) -> None:
+    """Make the estimator once, where there will be use for it; for the start of a training.
+
+    Slime calls the hook after the first rollout, when all of its generation has been paid for.
+
+    Raises
+    ------
+    ConfigError, AdvantageError
+        As `production_estimator`.
+    """
+    if _estimates(resolve_reward_settings(args)):
+        production_estimator(args)
+
+
+def _estimates(settings: RewardSettings) -> bool:
+    """Tell whether the trainer gets advantages, or raw rewards."""
+    return settings.rewards_normalization and settings.slime_estimator in NORMALIZED_ESTIMATORS
 
 
 def production_estimator(args: Any) -> Callable[[RewardBatch], Any]:

@@ -19,6 +19,7 @@ from slime_bridge.config import PolarSlimeConfig, require_reward_key, resolve_po
 from slime_bridge.evaluation import run_evaluation
 from slime_bridge.journal import NullJournal, open_journal
 from slime_bridge.metrics import rollout_metrics
+from slime_bridge.reward_post_process import require_estimator
 from slime_bridge.rollout_examples import RolloutExamples
 from slime_bridge.tracking import Tracker, WandbTracker
 from slime_bridge.weight_barrier import (
@@ -32,6 +33,8 @@ from slime_bridge.worker import PolarWorker
 __all__ = ["generate_rollout_polar_async", "get_global_async_worker", "stop_global_worker"]
 
 logger = logging.getLogger(__name__)
+
+_POST_PROCESS = "slime_bridge.reward_post_process.post_process_rewards"
 
 
 def generate_rollout_polar_async(
@@ -61,6 +64,8 @@ def generate_rollout_polar_async(
     ------
     ConfigError
         A key, a template or the prompt data cannot be used.
+    AdvantageError
+        Training: the chosen estimator cannot be made.
     WorkerError, CallbackBindError, DataSourceError
         Training: the worker cannot start or go on; see `slime_bridge.worker`.
     EvaluationError
@@ -78,6 +83,8 @@ def generate_rollout_polar_async(
         return eval_output(data=data, metrics=metrics)
     require_reward_key(args, config)
     if _workers.find(data_source, config) is None:
+        if getattr(args, "custom_reward_post_process_path", _POST_PROCESS) == _POST_PROCESS:
+            require_estimator(args)
         # No push is under way yet; a gate that a killed run left closed would hold every agent of this one.
         open_stray_gates(config)
     worker = _workers.get(args, data_source, config)

@@ -26,7 +26,7 @@ from slime_bridge.doctor.report import Finding, Severity, counted, finding
 from slime_bridge.errors import AdvantageError, BridgeError, ConfigError
 from slime_bridge.filters import TrainerFilters
 from slime_bridge.protocol import TaskRequest, encode_task_request
-from slime_bridge.reward_post_process import production_estimator
+from slime_bridge.reward_post_process import require_estimator
 
 __all__ = ["BARRIER_PATH", "build_request", "check_configuration", "check_templates", "known_warnings"]
 
@@ -84,7 +84,7 @@ def _key_fix(key: str) -> str:
 def _estimator(args: Any) -> Iterable[Finding]:
     """Find an advantage estimator that could not be made, which would end the run after its first rollout."""
     try:
-        production_estimator(args)
+        require_estimator(args)
     except ConfigError:
         return  # said with the other keys
     except AdvantageError as error:

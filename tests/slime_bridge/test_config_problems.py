@@ -7,12 +7,15 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from analysis.lab.polar_server.testing import FaultScript, SessionProfile, serve_polar
 from slime_bridge import cli
 from slime_bridge.advantages import get_estimator
 from slime_bridge.config import resolve_polar_slime_config
 from slime_bridge.doctor import Severity
 from slime_bridge.doctor.configuration import check_configuration
 from slime_bridge.errors import AdvantageError, ConfigError
+from slime_bridge.rollout import generate_rollout_polar_async, stop_global_worker
+from tests.slime_bridge.rollouts import Source, make_args
 
 TEMPLATE = {"agent": {"harness": "lab", "model_name": "m"}, "evaluator": {"strategy": "session_completed"}}
 GOOD = {"polar_rollout_url": "http://127.0.0.1:9", "polar_task_template": TEMPLATE}
@@ -88,6 +91,23 @@ def test_an_estimator_takes_names_and_values(kwargs: object) -> None:
 
 def zero(rewards, groups, trajectories):
     return 0 * rewards
+
+
+@pytest.mark.parametrize("hook", [None, "slime_bridge.reward_post_process.post_process_rewards"])
+def test_an_estimator_that_cannot_be_made_stops_a_training_before_it_generates(hook: str | None) -> None:
+    """Nothing is drawn and nothing is submitted; a trainer that uses another hook is not asked."""
+    extra = {} if hook is None else {"custom_reward_post_process_path": hook}
+    source = Source()
+    with serve_polar(FaultScript(sessions=SessionProfile(duration=0.02))) as polar:
+        args = make_args(polar.url, polar_advantage_estimator="gropo", **extra)
+        with pytest.raises(AdvantageError, match="did you mean 'grpo'"):
+            generate_rollout_polar_async(args, 0, source)
+        assert (source.drawn, polar.submits) == ([], 0)
+        args.custom_reward_post_process_path = "my.own"
+        try:
+            assert len(generate_rollout_polar_async(args, 0, source).samples) == 4
+        finally:
+            stop_global_worker()
 
 
 class TestDoctor:
