@@ -1,16 +1,20 @@
 """What an HTTP exchange that went wrong means to the bridge: one map from exceptions, one from answers.
 
-Knows httpx's exceptions and Polar's status codes, but sends nothing.
+Knows the exceptions of aiohttp (used by the client) and httpx (by the gates) and Polar's status codes, but
+sends nothing.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
+import aiohttp.http_exceptions
 import httpx
 
 from slime_bridge import _json
@@ -25,14 +29,14 @@ from slime_bridge.errors import (
 )
 from slime_bridge.redaction import excerpt
 
-__all__ = ["HTTPX_ERRORS", "Answer", "error_of_answer", "translate"]
+__all__ = ["AIOHTTP_ERRORS", "HTTPX_ERRORS", "Answer", "error_of_answer", "translate"]
 
 _RETRYABLE_4XX = frozenset({408, 425, 429})
 
 
 @dataclass(frozen=True)
 class _Meaning:
-    """Which error an httpx exception becomes; `reason` and `ambiguous` are for a `TransportError`."""
+    """Which error an exception becomes; `reason` and `ambiguous` are for a `TransportError`."""
 
     error: type[BridgeError]
     reason: str = ""
@@ -41,7 +45,19 @@ class _Meaning:
 
 # Searched in this order, so each class stands before its bases. "Ambiguous" means: the request may have been
 # carried out.
-MAP: tuple[tuple[type[Exception], _Meaning], ...] = (
+_AIOHTTP: tuple[tuple[type[Exception], _Meaning], ...] = (
+    (aiohttp.InvalidURL, _Meaning(ConfigError)),
+    (aiohttp.NonHttpUrlClientError, _Meaning(ConfigError)),
+    (aiohttp.TooManyRedirects, _Meaning(ProtocolError)),
+    (aiohttp.ClientHttpProxyError, _Meaning(TransportError, "proxy", ambiguous=False)),
+    (aiohttp.ClientProxyConnectionError, _Meaning(TransportError, "proxy", ambiguous=False)),
+    (aiohttp.ConnectionTimeoutError, _Meaning(TransportError, "timeout", ambiguous=False)),
+    (aiohttp.ServerTimeoutError, _Meaning(TransportError, "timeout")),
+    (aiohttp.ClientConnectorError, _Meaning(TransportError, "refused", ambiguous=False)),
+    (aiohttp.ClientError, _Meaning(TransportError, "cut")),
+    (OSError, _Meaning(TransportError, "cut")),
+)
+_HTTPX: tuple[tuple[type[Exception], _Meaning], ...] = (
     (httpx.InvalidURL, _Meaning(ConfigError)),
     (httpx.UnsupportedProtocol, _Meaning(ConfigError)),
     (httpx.CookieConflict, _Meaning(ProtocolError)),
@@ -56,13 +72,19 @@ MAP: tuple[tuple[type[Exception], _Meaning], ...] = (
     (httpx.StreamError, _Meaning(TransportError, "cut")),
 )
 
-HTTPX_ERRORS: tuple[type[Exception], ...] = tuple(kind for kind, _ in MAP)
+AIOHTTP_ERRORS: tuple[type[Exception], ...] = tuple(kind for kind, _ in _AIOHTTP)
+"""Every exception that aiohttp raises for a request that failed; `translate` takes them."""
+
+HTTPX_ERRORS: tuple[type[Exception], ...] = tuple(kind for kind, _ in _HTTPX)
 """Every exception that httpx can raise for a request; `translate` takes them."""
+
+# Their own text holds the whole URL of the request, with its query.
+_UNSPOKEN = (aiohttp.ClientResponseError, aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A complete answer: status code, headers with lower-case names, decoded body."""
+    """A complete answer: status code, headers whose names are looked up in any case, decoded body."""
 
     status_code: int
     headers: Mapping[str, str]
@@ -70,35 +92,46 @@ class Answer:
 
 
 def translate(exc: Exception, request: str, *, secrets: Iterable[str] = ()) -> BridgeError:
-    """Turn one of `HTTPX_ERRORS` into an error of the bridge.
+    """Turn one of `AIOHTTP_ERRORS` or `HTTPX_ERRORS` into an error of the bridge.
 
     Parameters
     ----------
     exc
-        What httpx raised.
+        What was raised. It becomes the error's cause, unless its own text could hold credentials.
     request
         Method and URL to name in the message, without credentials.
     secrets
         Values to keep out of the message.
     """
-    meaning = next(meaning for kind, meaning in MAP if isinstance(exc, kind))
+    meaning = next(meaning for kind, meaning in (*_AIOHTTP, *_HTTPX) if isinstance(exc, kind))
+    if isinstance(exc.__cause__, aiohttp.http_exceptions.ContentEncodingError):
+        meaning = _Meaning(ProtocolError)
     text = f"{request}: {type(exc).__name__}: {excerpt(_root_cause(exc), secrets=secrets)}"
+    error: BridgeError
     if meaning.error is TransportError:
-        return TransportError(text, reason=meaning.reason, ambiguous=meaning.ambiguous)
-    if meaning.error is ConfigError:
-        return ConfigError(f"{text}; check polar_rollout_url")
-    return meaning.error(text)
+        error = TransportError(text, reason=meaning.reason, ambiguous=meaning.ambiguous)
+    elif meaning.error is ConfigError:
+        error = ConfigError(f"{text}; check polar_rollout_url")
+    else:
+        error = meaning.error(text)
+    if not isinstance(exc, _UNSPOKEN):
+        error.__cause__ = exc
+    return error
 
 
 def _root_cause(exc: BaseException) -> str:
-    """Return the operating system's words where there are some; httpx's own name no reason."""
+    """Return the operating system's words where there are some; the library's own name no reason."""
     link: BaseException | None = exc
     words = str(exc)
+    if isinstance(exc, _UNSPOKEN):
+        words = exc.message if isinstance(exc, aiohttp.ClientResponseError) else "the address is not usable"
     for _ in range(16):
         if link is None:
             break
         if isinstance(link, socket.gaierror):
             words = f"name resolution failed: {link.strerror}"
+        elif isinstance(link, ssl.SSLError):
+            words = link.strerror or str(link)  # its number is OpenSSL's
         elif isinstance(link, OSError) and isinstance(link.errno, int) and link.errno > 0:
             words = os.strerror(link.errno)
         link = link.__cause__ or link.__context__

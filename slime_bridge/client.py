@@ -7,20 +7,22 @@ the protocol's routes and status codes, but not what tasks are for.
 
 from __future__ import annotations
 
-import contextvars
+import base64
 import logging
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
+import aiohttp
 import anyio
 import anyio.to_thread
 import httpx
 
 from slime_bridge import _json
-from slime_bridge._http_errors import HTTPX_ERRORS, Answer, error_of_answer, translate
+from slime_bridge._http_errors import Answer, error_of_answer, translate
+from slime_bridge._transport import HttpTransport, Transport
 from slime_bridge.errors import (
     BridgeError,
     ConfigError,
@@ -33,9 +35,6 @@ from slime_bridge.errors import (
 from slime_bridge.protocol import NodeInfo, decode_nodes, decode_server_status, decode_submit_receipt
 from slime_bridge.redaction import redact
 from slime_bridge.retry import Fuse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["CONNECT_TIMEOUT", "DEFAULT_TIMEOUT", "MAX_BODY_BYTES", "PolarClient", "connection_limits"]
 
@@ -52,30 +51,12 @@ MAX_BODY_BYTES = 1 << 30
 
 # Below this, decoding costs less than the way to a thread and back.
 _INLINE_BYTES = 256 * 1024
-# An error is explained in its first lines.
-_ERROR_BYTES = 64 * 1024
 
 T = TypeVar("T")
 
-_is_ours: contextvars.ContextVar[bool] = contextvars.ContextVar("slime_bridge_request", default=False)
 
-
-def _is_not_ours(record: logging.LogRecord) -> bool:
-    """Drop httpx's line per request, with its full URL, for requests of this module only."""
-    return not _is_ours.get()
-
-
-@contextmanager
-def _own_request() -> Iterator[None]:
-    token = _is_ours.set(True)
-    try:
-        yield
-    finally:
-        _is_ours.reset(token)
-
-
-def connection_limits(concurrency: int) -> httpx.Limits:
-    """Return limits with which so many requests run at the same time without waiting for each other.
+def connection_limits(concurrency: int) -> int:
+    """Return how many connections let so many requests run at the same time without waiting for each other.
 
     Parameters
     ----------
@@ -84,11 +65,7 @@ def connection_limits(concurrency: int) -> httpx.Limits:
     """
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, got {concurrency}")
-    # Idle connections close before the five seconds of common servers, because a submit that meets a closing
-    # connection is ambiguous; few of them are kept, because the pool looks at each one for every request.
-    return httpx.Limits(
-        max_connections=concurrency + 8, max_keepalive_connections=min(concurrency, 8), keepalive_expiry=2.0
-    )
+    return concurrency + 8
 
 
 class PolarClient:
@@ -104,14 +81,14 @@ class PolarClient:
         whose answer is small (all but `get_task`); `DEFAULT_TIMEOUT` if None. Connecting takes
         `CONNECT_TIMEOUT` at most. Waiting for a free connection has no timeout of its own.
     limits
-        See `connection_limits`, for 256 if None.
+        Connections at most; see `connection_limits`, for 256 if None.
     trust_env
         Follow the environment's proxy variables, ``.netrc`` and certificate settings. Off by default,
         because servers of a cluster are rarely behind the proxy meant for the internet.
     control_token
         Sent as ``X-Polar-Control-Token`` with every request.
     transport
-        Replaces the network; the client closes it.
+        Replaces the network; the client closes it. Timeouts, limits and `trust_env` are its own then.
     fuse
         Outage detection to share, a new `Fuse` if None.
     max_body_bytes
@@ -138,10 +115,10 @@ class PolarClient:
         base_url: str,
         *,
         timeout: float | None = None,
-        limits: httpx.Limits | None = None,
+        limits: int | None = None,
         trust_env: bool = False,
         control_token: str | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: Transport | None = None,
         fuse: Fuse | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
@@ -152,20 +129,23 @@ class PolarClient:
         self._secrets = tuple(filter(None, (url.password, *url.params.values(), control_token)))
         self._total = DEFAULT_TIMEOUT if timeout is None else timeout
         self._max_body_bytes = max_body_bytes
-        headers = {"Accept": "application/json", "User-Agent": "slime-bridge"}
+        self._query = str(url.params)
+        self._headers = {"Accept": "application/json", "User-Agent": "slime-bridge"}
         if control_token:
-            headers["X-Polar-Control-Token"] = _checked_token(control_token)
-        logging.getLogger("httpx").addFilter(_is_not_ours)
-        self._http = httpx.AsyncClient(
-            base_url=url.copy_with(query=None, fragment=None),
-            params=url.params,
-            headers=headers,
-            timeout=httpx.Timeout(self._total, connect=min(CONNECT_TIMEOUT, self._total), pool=None),
-            limits=limits if limits is not None else connection_limits(256),
-            trust_env=trust_env,
-            transport=transport,
-            follow_redirects=False,
-        )
+            self._headers["X-Polar-Control-Token"] = _checked_token(control_token)
+        if url.userinfo:
+            pair = f"{url.username}:{url.password}".encode()
+            self._headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+        if transport is None:
+            transport = HttpTransport(
+                base_url=self.base_url,
+                connect_timeout=min(CONNECT_TIMEOUT, self._total),
+                read_timeout=self._total,
+                max_connections=limits if limits is not None else connection_limits(256),
+                trust_env=trust_env,
+                netrc=trust_env and not url.userinfo,
+            )
+        self._transport = transport
 
     async def __aenter__(self) -> PolarClient:
         """Return the client."""
@@ -179,7 +159,7 @@ class PolarClient:
 
     async def aclose(self) -> None:
         """Close all connections; idempotent."""
-        await self._http.aclose()
+        await self._transport.aclose()
 
     async def submit(self, body: bytes) -> str:
         """Submit one task.
@@ -265,9 +245,7 @@ class PolarClient:
         if "cancel" in self.inactive_features:
             return False
         try:
-            await self._exchange(
-                "DELETE", _task_path(task_id), params={"register_if_missing": "true"}, gated=False
-            )
+            await self._exchange("DELETE", _task_path(task_id), query="register_if_missing=true", gated=False)
         except (TaskUnknownError, TaskConflictError):
             return True
         except SubmitRejectedError as exc:
@@ -292,7 +270,7 @@ class PolarClient:
         path: str,
         *,
         content: bytes | None = None,
-        params: dict[str, str] | None = None,
+        query: str = "",
         bounded: bool = True,
         gated: bool = True,
         telling: bool = True,
@@ -305,24 +283,28 @@ class PolarClient:
             await self.fuse.admit()
         request = f"{method} {self.base_url}{path}"
         started = self.fuse.now()
-        cause: Exception | None = None
         error: BridgeError | None
         try:
-            with _own_request(), anyio.fail_after(self._total if bounded else None):
-                answer = await self._send(method, path, content, params)
+            if bounded:
+                with anyio.fail_after(self._total):
+                    answer = await self._send(method, path, content, query)
+            else:
+                answer = await self._send(method, path, content, query)
             error = error_of_answer(answer, request, secrets=self._secrets)
             if error is None and len(answer.body) > self._max_body_bytes:
                 error = ProtocolError(f"{request}: the answer is larger than {self._max_body_bytes} bytes")
+        except aiohttp.ClientError as exc:
+            error = translate(exc, request, secrets=self._secrets)
         except TimeoutError:
             error = TransportError(
                 f"{request}: no complete answer within {self._total:g} s", reason="timeout"
             )
-        except HTTPX_ERRORS as exc:
-            error, cause = translate(exc, request, secrets=self._secrets), exc
+        except OSError as exc:
+            error = translate(exc, request, secrets=self._secrets)
         if telling:
             self._tell_fuse(error, started)
         if error is not None:
-            raise error from cause
+            raise error
         return answer
 
     def _tell_fuse(self, error: BridgeError | None, started: float) -> None:
@@ -331,24 +313,19 @@ class PolarClient:
         elif not isinstance(error, ConfigError):
             self.fuse.record_success()
 
-    async def _send(
-        self, method: str, path: str, content: bytes | None, params: dict[str, str] | None
-    ) -> Answer:
+    async def _send(self, method: str, path: str, content: bytes | None, query: str) -> Answer:
         """Send one request and read its answer until it ends or exceeds its limit."""
-        headers = {"Content-Type": "application/json"} if content is not None else None
-        async with self._http.stream(
-            method, path, content=content, params=params, headers=headers
-        ) as response:
-            limit = self._max_body_bytes if response.is_success else _ERROR_BYTES
-            chunks: list[bytes] = []
-            size = 0
-            async for chunk in response.aiter_bytes():
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > limit:
-                    break
-            lowered = {name.lower(): value for name, value in response.headers.items()}
-            return Answer(response.status_code, lowered, b"".join(chunks))
+        headers = self._headers
+        if content is not None:
+            headers = {**headers, "Content-Type": "application/json"}
+        query = "&".join(filter(None, (self._query, query)))
+        return await self._transport.exchange(
+            method,
+            f"{self.base_url}{path}?{query}" if query else f"{self.base_url}{path}",
+            headers=headers,
+            content=content,
+            max_bytes=self._max_body_bytes,
+        )
 
     async def _decode(self, decode: Callable[[bytes], T], answer: Answer, method: str, path: str) -> T:
         try:

@@ -21,10 +21,11 @@ __all__ = ["check_slime", "check_tracking", "check_versions", "installed_version
 _SLIME = "slime"
 _VERSIONS = "versions"
 _TRACKING = "wandb"
-_OURS = ("anyio", "h11", "httpx", "msgspec", "numpy", "pyyaml")
+_OURS = ("aiohttp", "anyio", "h11", "httpx", "msgspec", "numpy", "pyyaml")
 _THEIRS = ("slime", "ray", "torch", "sglang", "sglang-router", "megatron-core", "transformers", "wandb")
 _KNOWN_SLIME = ("0.3.0", "0.3.1")
 _LEAST = {
+    "aiohttp": (3, 10),
     "anyio": (4, 4),
     "h11": (0, 14),
     "httpx": (0, 27),

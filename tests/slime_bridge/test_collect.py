@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import anyio
 import httpx
 import pytest
@@ -27,6 +28,7 @@ from slime_bridge.poller import PollSchedule
 from slime_bridge.protocol import SessionResult, TaskRequest, decode_task_payload
 from slime_bridge.retry import Fuse, RetryPolicy
 from tests.slime_bridge.loops import run_real, run_virtual
+from tests.slime_bridge.transports import HandlerTransport, refused
 
 Step = Callable[[httpx.Request], Awaitable[httpx.Response | None]]
 
@@ -147,7 +149,7 @@ def _virtual(
     """Run a test with a collector that only polls, at a server in memory, on a clock that jumps."""
 
     async def run() -> Any:
-        transport = httpx.MockTransport(polar)
+        transport = HandlerTransport(polar)
         fuse = Fuse(clock=anyio.current_time)
         async with PolarClient("http://polar", transport=transport, fuse=fuse) as client:
             async with Collector(client, rng=random.Random(0), **options) as collector:
@@ -316,7 +318,7 @@ class TestSubmit:
     def test_refused_submit_is_sent_again_without_asking(self) -> None:
         """A request that surely did not arrive needs no look-up."""
         polar = _Polar()
-        polar.steps["submit"] = [_raise(httpx.ConnectError("x"))] * 2
+        polar.steps["submit"] = [_raise(refused())] * 2
         task, log, _ = _collect(polar)
         assert isinstance(task, CollectedTask)
         assert polar.routes("submit") == ["t-a1"] * 3
@@ -333,7 +335,7 @@ class TestSubmit:
 
         async def accept_and_lose(request: httpx.Request) -> httpx.Response:
             polar.ordinary("submit", "t-a1")
-            raise httpx.ReadTimeout("lost")
+            raise aiohttp.SocketTimeoutError("lost")
 
         polar.steps["submit"] = [accept_and_lose]
         task, log, _ = _collect(polar)
@@ -341,7 +343,7 @@ class TestSubmit:
         assert polar.routes("submit") == ["t-a1"]
         assert log.kinds == ["retry", "submitted", "polled"]
 
-    @pytest.mark.parametrize("error", [httpx.ReadTimeout("x"), httpx.RemoteProtocolError("x")])
+    @pytest.mark.parametrize("error", [aiohttp.SocketTimeoutError("x"), aiohttp.ServerDisconnectedError("x")])
     def test_unheard_submit_is_sent_again_after_asking(self, error: Exception) -> None:
         """The server does not know the task, so the same request goes out once more."""
         polar = _Polar()
@@ -495,10 +497,10 @@ class TestOutages:
         polar = _Polar()
         polar.steps[route] = [
             _answer(503),
-            _raise(httpx.ReadError("x")),
+            _raise(aiohttp.ClientOSError("x")),
             _answer(502),
             _answer(504),
-            _raise(httpx.ConnectError("x")),
+            _raise(refused()),
         ]
         task, log, seconds = _collect(polar)
         assert isinstance(task, CollectedTask)
@@ -531,19 +533,19 @@ class TestOutages:
     def test_outage_at_the_deadline_is_told_apart(self) -> None:
         """A prompt whose time ran out because the server was away is not to blame."""
         polar = _Polar()
-        polar.steps["submit"], polar.for_ever = [_raise(httpx.ConnectError("x"))], {"submit"}
-        polar.steps["cancel"] = [_raise(httpx.ConnectError("x"))]
+        polar.steps["submit"], polar.for_ever = [_raise(refused())], {"submit"}
+        polar.steps["cancel"] = [_raise(refused())]
         error, _, seconds = _collect(polar, deadline=60.0)
         assert isinstance(error, InfrastructureError)
         assert error.reason == "outage"
-        assert "ConnectError" in str(error)
+        assert "Connection refused" in str(error)
         assert seconds == 60.0
 
 
 def _until(end: float) -> Step:
     async def step(request: httpx.Request) -> None:
         if anyio.current_time() < end:
-            raise httpx.ConnectError("down")
+            raise refused()
 
     return step
 

@@ -5,6 +5,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
+import aiohttp
 import anyio
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from slime_bridge.client import PolarClient
 from slime_bridge.poller import PollSchedule, Signal, StatusPoller, is_running
 from slime_bridge.retry import Fuse
 from tests.slime_bridge.loops import run_virtual
+from tests.slime_bridge.transports import HandlerTransport
 
 
 class _Server:
@@ -46,7 +48,7 @@ def _scenario(
 
     async def run() -> None:
         fuse = Fuse(clock=anyio.current_time)
-        async with PolarClient("http://polar", transport=httpx.MockTransport(server), fuse=fuse) as client:
+        async with PolarClient("http://polar", transport=HandlerTransport(server), fuse=fuse) as client:
             poller = StatusPoller(client, schedule=schedule, rng=random.Random(0))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(poller.run)
@@ -193,7 +195,7 @@ def test_bursts_of_errors_are_ridden_out() -> None:
 
     async def main(server: _Server, poller: StatusPoller) -> None:
         server.tasks["t"] = "completed"
-        server.answers = [httpx.Response(503), httpx.ReadTimeout("x"), httpx.Response(502)]
+        server.answers = [httpx.Response(503), aiohttp.SocketTimeoutError("x"), httpx.Response(502)]
         assert await poller.watch("t").wait() is Signal.ENDED
         assert anyio.current_time() < 10
 
