@@ -12,8 +12,9 @@ import pandas as pd
 from analysis.errors import ExplorerError
 from analysis.merge import OWNER
 from analysis.run import Run
+from analysis.schema import GRAINS
 from analysis.stats.columns import Bools, Ints, texts
-from analysis.stats.frames import GRAINS, GROUP_IDS, Frames, as_frames, group_rows, session_rows
+from analysis.stats.frames import GROUP_IDS, Frames, as_frames, group_rows, session_rows
 
 __all__ = ["GroupKey", "RunTables", "tables_of"]
 

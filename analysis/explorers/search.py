@@ -37,7 +37,7 @@ def _nearest(before: str) -> str:
 
 _BEFORE = 20  # characters
 _COLUMNS = (
-    Column("session_id", "session", kind="id", write=short_id, width=16),
+    Column("session_id", "session", kind="id", write=short_id, width=11),
     Column("rollout_id", "rollout"),
     Column("where"),
     Column("turn"),

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from analysis.lab.example import example_run
@@ -63,13 +64,21 @@ def picture(page: NotebookPage, target: Path, ending: str) -> None:
     page.page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
     page.page.mouse.move(5, 5)
     page.page.wait_for_timeout(1000)
-    page.page.screenshot(path=target / f"explorer{ending}.png")
+    save(page.page, target / f"explorer{ending}.png")
     page.page.get_by_role("tab", name="Tokens").first.click()
     page.see('.wb-tv-scroll [data-token="0"]')
     page.page.mouse.move(5, 5)
     page.page.wait_for_timeout(1000)
     session = page.page.locator(".wb-explorer .wb-explorer").last
-    session.screenshot(path=target / f"tokens{ending}.png")
+    save(session, target / f"tokens{ending}.png")
+
+
+def save(shown, path: Path) -> None:
+    """Take a picture of a page or of one element, reduced to a palette of its own."""
+    shown.screenshot(path=path)
+    with Image.open(path) as taken:
+        small = taken.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
 
 
 if __name__ == "__main__":
