@@ -46,6 +46,7 @@ def _explore() -> Any:
         if exc.name not in ("anywidget", "ipywidgets", "traitlets"):
             raise
         raise ModuleNotFoundError(
-            f"analysis.explore needs {exc.name}: pip install 'slime-bridge[notebooks]'", name=exc.name
+            f"analysis.explore needs {exc.name}: pip install '.[notebooks]' in a checkout of slime-bridge",
+            name=exc.name,
         ) from exc
     return explore

@@ -104,7 +104,7 @@ def _run(argv: Sequence[str] | None) -> int:
             raise
         complain(
             f"workbench {command.name} needs {error.name}, which is not installed: "
-            f"pip install 'slime-bridge[{command.extra}]'"
+            f"pip install '.[{command.extra}]' in a checkout of slime-bridge"
         )
         return 2
 

@@ -116,8 +116,8 @@ def make_example(
     """
     if importlib.util.find_spec(_NEEDED) is None:
         raise LabError(
-            f"there is no run to look at, and making one needs {_NEEDED}: pip install 'slime-bridge[lab]', "
-            "or name a run of yours in the environment variable WORKBENCH_RUN"
+            f"there is no run to look at, and making one needs {_NEEDED}: pip install '.[lab]' in a "
+            "checkout, or name a run of yours in the environment variable WORKBENCH_RUN"
         )
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     log = partial.with_suffix(".log")
