@@ -90,7 +90,7 @@ class TrainingLoop:
             task.advance(
                 reward=f"{record['lab/reward_mean']:.3f}",
                 lag=f"{record['lab/lag_mean']:.1f}",
-                **{"in all": f"{accepted} groups accepted, {rejected} rejected"},
+                total=f"{accepted} accepted, {rejected} rejected",
             )
 
     def push(self, version: int) -> float:

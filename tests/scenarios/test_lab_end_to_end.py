@@ -223,7 +223,7 @@ def test_the_words_are_whole_lines_with_the_numbers(run: Run) -> None:
     assert len(rollouts) == SETTINGS.rollouts
     for line in rollouts:
         assert re.fullmatch(
-            r"rollout \d/8  reward [\d.]+  lag [\d.]+  in all \d+ groups accepted, \d+ rejected  "
+            r"rollout \d/8  reward [\d.]+  lag [\d.]+  total \d+ accepted, \d+ rejected  "
             r"left \d+:\d\d",
             line,
         )
