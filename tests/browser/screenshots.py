@@ -77,7 +77,9 @@ def save(shown, path: Path) -> None:
     """Take a picture of a page or of one element, reduced to a palette of its own."""
     shown.screenshot(path=path)
     with Image.open(path) as taken:
-        small = taken.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        # Coverage first, else the few pixels of a mark take on the colour of the many around it.
+        coverage, dither = Image.Quantize.MAXCOVERAGE, Image.Dither.NONE
+        small = taken.convert("RGB").quantize(256, method=coverage, kmeans=2, dither=dither)
     small.save(path, optimize=True)
 
 
