@@ -140,8 +140,10 @@ def _load(key: str, path: str | None) -> Callable[..., Any] | None:
     module, _, name = path.rpartition(".")
     try:
         hook = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{key} is {path!r}, which cannot be loaded: {error}") from error
+    except (Exception, SystemExit) as error:  # importing runs the module, which may raise anything
+        plain = isinstance(error, ImportError | AttributeError | ValueError)
+        kind = "" if plain else f"{type(error).__name__}: "
+        raise ConfigError(f"{key} is {path!r}, which cannot be loaded: {kind}{error}") from error
     if not callable(hook):
         raise ConfigError(f"{key} is {path!r}, which is no function but a {type(hook).__name__}")
     return hook  # type: ignore[no-any-return]
@@ -150,5 +152,5 @@ def _load(key: str, path: str | None) -> Callable[..., Any] | None:
 def _called(key: str, hook: Callable[..., Any], *values: Any) -> Any:
     try:
         return hook(*values)
-    except Exception as error:  # a hook raises what it likes; the trainer gets it with the hook's name
+    except (Exception, SystemExit) as error:  # a hook raises what it likes; the trainer gets its name too
         raise FilterError(f"{key} raised {type(error).__name__}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -141,6 +142,18 @@ class TestDoctor:
         found, _ = check_configuration(SimpleNamespace(**GOOD, polar_advantage_estimator="gropo"))
         [error] = [item for item in found if item.severity is Severity.ERROR]
         assert "unknown advantage estimator 'gropo' (did you mean 'grpo'?)" in error.summary
+
+    @pytest.mark.parametrize("text", ["import sys; sys.exit(3)", "1 / 0", "raise OSError('no disk')"])
+    def test_a_hook_whose_module_leaves_is_a_finding(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+    ) -> None:
+        """Importing runs the module: what it raises, `SystemExit` included, does not end the examination."""
+        name = f"leaving_{abs(hash(text))}"
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        found, _ = check_configuration(SimpleNamespace(**GOOD, dynamic_sampling_filter_path=f"{name}.keep"))
+        [error] = [item for item in found if item.severity is Severity.ERROR]
+        assert f"dynamic_sampling_filter_path is '{name}.keep', which cannot be loaded" in error.summary
 
     def test_the_command_shows_them_all(self, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
         """Exit code 1, one line of error for each, and their number at the end."""
