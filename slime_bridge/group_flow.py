@@ -154,7 +154,7 @@ class GroupFlow:
             draw=draw,
             ended=ended,
             stale=stale,
-            pending=counts.queued - counts.suspended + counts.in_flight,
+            pending=self.scheduler.pending,
             counts=counts,
             undecided=undecided,
         )
@@ -181,14 +181,12 @@ class GroupFlow:
         """Tell whether the call has something to do: take a batch, draw prompts, or stop waiting in vain."""
         if not self.calling:
             return False
-        counts = self.scheduler.counts(time.monotonic())
-        pending = counts.queued - counts.suspended + counts.in_flight
-        enough = counts.buffered >= counts.wanted
+        # Asked after every step of every group: nothing here looks at each of them.
         return (
             self.stop_reason is not None
-            or enough
+            or self.scheduler.enough
             or bool(self._undecided)
-            or not pending
+            or not self.scheduler.pending
             or (not away and self.scheduler.to_draw() > 0)
         )
 

@@ -29,6 +29,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Generic
 
 from slime_bridge.groups import (
@@ -45,6 +46,8 @@ from slime_bridge.groups import (
 
 __all__ = ["Scheduler"]
 
+_by_id = attrgetter("group_id")
+
 
 @dataclass(slots=True)
 class _Call:
@@ -53,10 +56,6 @@ class _Call:
     rollout_id: int
     wanted: int
     drawn: int = 0
-
-
-def _ignore(transition: Transition) -> None:
-    """Observe nothing."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -90,7 +89,7 @@ class Scheduler(Generic[P, R]):
     max_failures: int = 8
     max_deadlines: int = 8
     draw_quantum: int = 1
-    observer: Callable[[Transition], None] = _ignore
+    observer: Callable[[Transition], None] = lambda transition: None
     version: int | None = field(default=None, init=False)
     """Rollout id of the latest call; None before the first."""
     _call: _Call | None = field(default=None, init=False)
@@ -147,12 +146,9 @@ class Scheduler(Generic[P, R]):
         if self._call is None:
             return 0
         target = max(self.window or 0, self._call.wanted)
-        # A suspended group is replaced at once: what becomes of the replacement tells who is at fault.
-        queued = sum(1 for group in self._live[GroupState.QUEUED].values() if not group.suspended)
-        taken = queued + len(self._live[GroupState.IN_FLIGHT])
+        taken = self.pending
         held = len(self._live[GroupState.BUFFERED]) + len(self._live[GroupState.HANDED])
-        deficit = target - taken - held
-        deficit = -(-deficit // self.draw_quantum) * self.draw_quantum
+        deficit = -((held + taken - target) // self.draw_quantum) * self.draw_quantum
         return max(0, min(deficit, self.max_groups - taken))
 
     def add(self, prompts: Iterable[tuple[P, int]], now: float) -> list[Group[P, R]]:
@@ -237,9 +233,19 @@ class Scheduler(Generic[P, R]):
     @property
     def at_rest(self) -> bool:
         """Whether, with a window, nothing runs or waits to run: all that calls have asked for is accepted."""
-        counts = self.counts(0.0)
-        under_way = counts.in_flight + counts.queued - counts.suspended
-        return self.window is not None and not under_way and not self.to_draw()
+        return self.window is not None and not self.pending and not self.to_draw()
+
+    @property
+    def pending(self) -> int:
+        """How many groups may still come: in flight, or queued and not suspended."""
+        # A suspended group is replaced at once: what becomes of the replacement tells who is at fault.
+        queued = self._live[GroupState.QUEUED].values()
+        return len(self._live[GroupState.IN_FLIGHT]) + sum(not group.suspended for group in queued)
+
+    @property
+    def enough(self) -> bool:
+        """Whether as many groups are accepted as the running call wants; True between calls."""
+        return self._call is None or len(self._live[GroupState.BUFFERED]) >= self._call.wanted
 
     def in_flight(self, group_id: int) -> bool:
         """Whether this group is in flight; a result for any other group changes nothing."""
@@ -307,8 +313,7 @@ class Scheduler(Generic[P, R]):
         """
         if self._call is None:
             return []
-        states = (GroupState.BUFFERED, GroupState.IN_FLIGHT)
-        submitted = itertools.chain.from_iterable(self._live[state].values() for state in states)
+        submitted = (*self._live[GroupState.BUFFERED].values(), *self._live[GroupState.IN_FLIGHT].values())
         stale = [(g, lag) for g in submitted if (lag := self._lag(g)) > self.max_staleness]
         for group, _ in stale:
             self._move(group, GroupState.REJECTED, reason)
@@ -393,7 +398,3 @@ class Scheduler(Generic[P, R]):
         if after in self._live:
             self._live[after][group.group_id] = group
         self.observer(Transition(group.group_id, before, after, group.sessions, reason))
-
-
-def _by_id(group: Group[P, R]) -> int:
-    return group.group_id

@@ -192,20 +192,23 @@ def _lag(delivered: Sequence[GroupFacts]) -> dict[str, float]:
     }
 
 
-def _stage_ms(session: SessionFacts, stage: str) -> float:
-    timing, name = session.timing, f"{stage}_ms"
-    value = timing.get(name) if isinstance(timing, Mapping) else getattr(timing, name, None)
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _ran(session: SessionFacts) -> bool:
-    """Tell whether a session ran: servers report zeros for those that they only wrote off."""
-    return not session.early_stopped and any(_stage_ms(session, stage) > 0 for stage in _STAGES)
+def _stage_ms(session: SessionFacts, stages: Sequence[str] = _STAGES) -> list[float]:
+    timing = session.timing
+    if isinstance(timing, Mapping):
+        values = [timing.get(f"{stage}_ms") for stage in stages]
+    else:
+        values = [getattr(timing, f"{stage}_ms", None) for stage in stages]
+    return [float(value) if isinstance(value, int | float) else math.nan for value in values]
 
 
 def _stage_times(delivered: Sequence[GroupFacts]) -> dict[str, float]:
-    ran = [session for group in delivered for session in group.sessions if _ran(session)]
-    return {f"polar/session_ms/{stage}_mean": mean(_stage_ms(s, stage) for s in ran) for stage in _STAGES}
+    times = [_stage_ms(s) for group in delivered for s in group.sessions if not s.early_stopped]
+    # Servers report zeros for sessions that they only wrote off: those did not run.
+    ran = [row for row in times if any(value > 0 for value in row)]
+    return {
+        f"polar/session_ms/{stage}_mean": mean(row[column] for row in ran)
+        for column, stage in enumerate(_STAGES)
+    }
 
 
 def _pool(name: str, groups: Sequence[GroupFacts]) -> dict[str, float]:
@@ -235,7 +238,7 @@ def _pool(name: str, groups: Sequence[GroupFacts]) -> dict[str, float]:
 def _wasted(rejected: Sequence[GroupFacts], candidates: Sequence[GroupFacts]) -> dict[str, float]:
     lost = [session for group in rejected for session in group.sessions]
     every = [session for group in candidates for session in group.sessions]
-    run = [ms for s in lost if math.isfinite(ms := _stage_ms(s, "run"))]
+    run = [ms for s in lost if math.isfinite(ms := _stage_ms(s, ["run"])[0])]
     stopped = [[s for s in group.sessions if s.early_stopped] for group in candidates]
     surplus = sum(map(len, stopped))
     return {

@@ -143,7 +143,7 @@ def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 def mean(values: Iterable[float]) -> float:
     """Return the mean of the finite values, NaN where there are none or their sum is too large."""
-    kept = [float(value) for value in values if math.isfinite(value)]
+    kept = list(filter(math.isfinite, values))
     try:
         return math.fsum(kept) / len(kept) if kept else math.nan
     except OverflowError:  # rewards near the end of the float range: their sum is no number
