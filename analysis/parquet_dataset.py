@@ -125,7 +125,12 @@ def restore(files: Sequence[SourceFile]) -> Restored:
     for file in files:
         try:
             name, table = read_part(Path(file.path))
-        except (OSError, pa.ArrowException, ValueError) as error:
+            # Here, so that a column of another type is a problem of its own file.
+            if name == TOKEN_TABLE:
+                refs.append(_refs(file.path, table))
+            else:
+                rows[name].append(widen(table, _stored_schema(name)))
+        except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
             problems.append(
                 Problem(
                     file.path,
@@ -133,11 +138,6 @@ def restore(files: Sequence[SourceFile]) -> Restored:
                     f"{type(error).__name__}: {str(error)[:200]}",
                 )
             )
-            continue
-        if name == TOKEN_TABLE:
-            refs.append(_refs(file.path, table))
-        else:
-            rows[name].append(table)
     tables = {grain: _in_order(parts, grain) for grain, parts in rows.items()}
     found = pa.concat_tables(refs) if refs else _refs("", TOKEN_LISTS.empty_table())
     return Restored(_with_owners(tables), found, tuple(problems))
@@ -166,10 +166,12 @@ def read_part(path: Path) -> tuple[str, pa.Table]:
     return name, table
 
 
+def _stored_schema(grain: str) -> pa.Schema:
+    return arrow_schema(grain).append(pa.field("_row", pa.int64())).append(pa.field("_owner", pa.int64()))
+
+
 def _in_order(parts: Sequence[pa.Table], grain: str) -> pa.Table:
-    schema = arrow_schema(grain).append(pa.field("_row", pa.int64())).append(pa.field("_owner", pa.int64()))
-    tables = [widen(part, schema) for part in parts]
-    table = pa.concat_tables(tables) if tables else schema.empty_table()
+    table = pa.concat_tables(parts) if parts else _stored_schema(grain).empty_table()
     order = np.argsort(integers(table, "_row"), kind="stable")
     return table.take(pa.array(order)).combine_chunks()
 
@@ -202,14 +204,14 @@ def _refs(path: str, table: pa.Table) -> pa.Table:
     arrays = [
         known.get(field.name)
         if field.name in known
-        else one_array(table.column(field.name))
+        else one_array(table.column(field.name)).cast(field.type)
         if field.name in table.column_names
         else pa.nulls(count, field.type)
         for field in TOKEN_REFS
     ]
     refs = pa.Table.from_arrays(arrays, schema=TOKEN_REFS)
     run = one_array(table.column("run")) if "run" in table.column_names else pa.nulls(count, pa.string())
-    return refs.append_column("run", run)
+    return refs.append_column("run", run.cast(pa.string()))
 
 
 def joined(parts: Sequence[Mapping[str, pa.Table]]) -> dict[str, pa.Table]:
