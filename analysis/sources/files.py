@@ -14,10 +14,22 @@ import msgspec
 from analysis.errors import FileLimitError, ForeignFileError, IncompleteFileError, LoadError
 from analysis.sources.base import ReadOptions, SourceFile
 
-__all__ = ["EXPANSION", "Line", "check_size", "damaged_json", "decode_json", "lines_of", "read_bytes"]
+__all__ = [
+    "EXPANSION",
+    "REPEATED",
+    "Line",
+    "check_size",
+    "damaged_json",
+    "decode_json",
+    "lines_of",
+    "read_bytes",
+]
 
 EXPANSION = 25
 """How many times its size a JSON document may take in memory, once decoded: lists of empty lists do."""
+
+REPEATED = 8
+"""How many bytes a character of a cell may take, in all tables and on the way there."""
 
 _AGAIN = "load it again when it is complete"
 _BOM = b"\xef\xbb\xbf"

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from analysis.errors import ForeignFileError, LoadError
+from analysis.errors import FileLimitError, ForeignFileError, LoadError
 from analysis.sources.base import Late, ReadOptions, Sink, SourceFile, SourceKind
-from analysis.sources.files import damaged_json, decode_json, read_bytes
+from analysis.sources.files import REPEATED, damaged_json, decode_json, read_bytes
 from analysis.sources.polar_wire import SessionView, TraceView, read_session
 from analysis.sources.session_cells import (
     FILTER_COLUMNS,
@@ -131,11 +131,19 @@ class _Rows:
         self._path = file.path
         self._sink = sink
         self._limit = options.max_text
+        self._left = options.memory_limit() // REPEATED
         self._traces = sink.rows_of("trace", _TRACE_LAYOUT, _LATE)
 
     def add(self, view: SessionView, position: int | None = None) -> None:
-        """Add a session, at its place in a task record or alone in its file."""
+        """Add a session, at its place in a task record or alone in its file.
+
+        Raises
+        ------
+        FileLimitError
+            Its ids, which each of its traces repeats, would take more memory than allowed.
+        """
         ids = self._ids(view, position)
+        self._spend(len(view.traces) * sum(len(cell) for cell in ids.values() if isinstance(cell, str)))
         cells = [count_cells(trace.tokens) for trace in view.traces]
         completed = is_completed(view.status, view.trajectory_status, view.error, view.trajectory_error)
         trainable = [
@@ -150,6 +158,13 @@ class _Rows:
                 where = f"session {view.session_id}, trace {index}"
                 self._sink.tally("token arrays do not fit", f"{wrong}, {where}")
         self._sink.add("session", self._session(view, ids, cells, trainable, completed))
+
+    def _spend(self, characters: int) -> None:
+        self._left -= characters
+        if self._left < 0:
+            raise FileLimitError(
+                "repeats long texts too often", "ids of a session, in each trace", "damaged, or hostile"
+            )
 
     def _ids(self, view: SessionView, position: int | None) -> dict[str, Any]:
         about = view.trajectory_metadata

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from analysis.errors import FileLimitError
 from analysis.sources.base import ReadOptions, Sink
+from analysis.sources.files import REPEATED
 from analysis.sources.sample_cells import own_cells, reward_of, sample_ids, sample_tokens
 from analysis.sources.session_cells import (
     is_completed,
@@ -81,6 +83,11 @@ def add_samples(sink: Sink, options: ReadOptions, samples: Sequence[Any], batch:
         Mappings as `Sample.to_dict` gives them, in training order.
     batch
         Where they come from.
+
+    Raises
+    ------
+    FileLimitError
+        Their texts, of which a pickle can hold one many times over, would take more memory than allowed.
     """
     known = []
     for position, sample in enumerate(samples):
@@ -90,9 +97,13 @@ def add_samples(sink: Sink, options: ReadOptions, samples: Sequence[Any], batch:
             sink.tally("holds something that is no sample", f"item {position} is a {type(sample).__name__}")
     tokens = [sample_tokens(sample) for _, sample in known]
     sessions: dict[Any, _Session] = {}
+    left = options.memory_limit() // REPEATED
     for (position, sample), arrays, cells in zip(known, tokens, summaries(tokens), strict=True):
         row = _trace_row(sample, arrays, cells, options, batch, position)
         _note_oddities(sink, sample, arrays, options, position)
+        left -= sum([len(cell) for cell in row.values() if type(cell) is str])
+        if left < 0:
+            raise FileLimitError("repeats long texts too often", f"sample {position}", "damaged, or hostile")
         sink.add("trace", row)
         _add_place(sink, batch, row, position)
         _add_spans(sink, sample, row, options.max_text)

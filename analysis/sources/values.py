@@ -16,6 +16,10 @@ import msgspec
 __all__ = ["boolean", "integer", "json_text", "mapping", "moment", "number", "text"]
 
 _INT64 = 1 << 63
+_MOST_CHARACTERS = 16 << 20
+_CONTAINER = 64  # so that a list inside itself is given up soon
+_TEXTS = (str, bytes, bytearray)
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 _MAX_SECONDS = 253_402_300_800.0  # the year 10000, where calendars end
 
 
@@ -60,7 +64,10 @@ def text(value: Any, limit: int = 20_000) -> str | None:
     if not isinstance(value, str):
         if value is None or isinstance(value, bool | Mapping | list | tuple | bytes):
             return None
-        value = str(value)
+        try:
+            value = str(value)
+        except ValueError:  # an integer of more digits than Python writes
+            return None
     if len(value) > limit:
         value = value[: max(0, limit - 1)] + "…"
     kept = str(value)
@@ -71,10 +78,13 @@ def json_text(value: Any, limit: int = 20_000) -> str | None:
     """Return a value as JSON text, None for None and for empty containers.
 
     NaN and the infinities become null, objects of other types their text. Text longer than `limit` is
-    replaced by ``{"__truncated": true, "characters": n}``, so that every cell is valid JSON.
+    replaced by ``{"__truncated": true, "characters": n}``, so that every cell is valid JSON; from some
+    millions on, `n` is null.
     """
     if value is None or (isinstance(value, Mapping | list | tuple) and not value):
         return None
+    if isinstance(value, _CONTAINERS) and _is_endless(value):
+        return json.dumps({"__truncated": True, "characters": None})
     try:
         encoded = msgspec.json.encode(value, enc_hook=_described).decode()
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -82,6 +92,24 @@ def json_text(value: Any, limit: int = 20_000) -> str | None:
     if len(encoded) > limit:
         return json.dumps({"__truncated": True, "characters": len(encoded)})
     return text(encoded, limit)
+
+
+def _is_endless(value: Any) -> bool:
+    """Tell whether a value's text would be longer than anybody could want, without making it.
+
+    A pickle of a few bytes can hold one list many times over, on every level, and a list inside itself.
+    """
+    left = _MOST_CHARACTERS
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        left -= _CONTAINER + len(item)
+        if left < 0:
+            return True
+        inner = [*item, *item.values()] if isinstance(item, Mapping) else item
+        left -= sum([len(part) for part in inner if isinstance(part, _TEXTS)])
+        waiting += [part for part in inner if isinstance(part, _CONTAINERS)]
+    return left < 0
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
