@@ -68,6 +68,8 @@ def execute(
     ------
     NotebookError
         A cell failed, or the kernel did; the message names the notebook, the cell and the error.
+    KeyboardInterrupt
+        A signal came; the kernel has ended.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -88,19 +90,35 @@ def execute(
         kernel_name="python3",
         timeout=CELL_TIMEOUT,
         resources={"metadata": {"path": str(folder or path.parent)}},
-        # A kernel says at its start that it is not encrypted, once per notebook.
-        extra_arguments=["--log-level=ERROR"],
+        # A kernel says at its start that it is not encrypted, and complains when it is ended under a cell.
+        extra_arguments=["--log-level=CRITICAL"],
         on_cell_start=start,
     )
     # Else a kernel of the same name in the user's folder, of some other Python, would come first.
     os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")
     try:
-        client.execute()
+        _execute(client)
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         cell = notebook.cells[at]
         where = f"cell {at + 1} of {len(notebook.cells)}, {cell.get('id', 'which has no id')}"
         raise NotebookError(f"{path.name} failed in {where}:\n{cell.source}\n\n{error}") from error
     return notebook
+
+
+def _execute(client: Any) -> None:
+    """Execute; where a signal came meanwhile, that is why it ended, whatever is raised."""
+
+    def check(cause: BaseException | None = None) -> None:
+        # nbclient answers a signal by ending the kernel under the cell, and remembers that in this attribute.
+        if getattr(client, "_async_cleanup_kernel_future", None) is not None:
+            raise KeyboardInterrupt from cause
+
+    try:
+        client.execute()
+    except BaseException as error:
+        check(error)
+        raise
+    check()
 
 
 def write_page(notebook: Any, target: Path) -> Path:
