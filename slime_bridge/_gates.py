@@ -77,10 +77,12 @@ class GateClient:
         token = owner.control_plane_token
         self._rollout_url = owner.rollout_url.rstrip("/")
         self._secrets = tuple(filter(None, (token,)))
-        headers = {"Accept": "application/json", "User-Agent": "slime-bridge"}
+        self._headers = {"Accept": "application/json", "User-Agent": "slime-bridge"}
         if token:
-            headers["X-Polar-Control-Token"] = token
-        self._http = httpx.Client(headers=headers, trust_env=owner.trust_env, follow_redirects=False)
+            self._headers["X-Polar-Control-Token"] = token
+        self._trust_env = owner.trust_env
+        self._clients: dict[bool, httpx.Client] = {}
+        self._lock = threading.Lock()
 
     def __enter__(self) -> GateClient:
         """Return the client."""
@@ -90,7 +92,8 @@ class GateClient:
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close all connections."""
-        self._http.close()
+        for client in self._clients.values():
+            client.close()
 
     def nodes(self, *, timeout: float) -> list[NodeInfo]:
         """Return the gateways that the rollout server knows.
@@ -148,6 +151,16 @@ class GateClient:
             str(state.get("engine") or ""),
         )
 
+    def _client(self, url: str) -> httpx.Client:
+        """Return the client for an address; certificates take long to load, and `http` needs none."""
+        encrypted = self._trust_env or not url.startswith("http://")
+        with self._lock:
+            if encrypted not in self._clients:
+                self._clients[encrypted] = httpx.Client(
+                    headers=self._headers, trust_env=self._trust_env, follow_redirects=False, verify=encrypted
+                )
+            return self._clients[encrypted]
+
     def _request(
         self,
         method: str,
@@ -160,7 +173,7 @@ class GateClient:
         request = f"{method} {redact(url)}"
         limits = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
         try:
-            got = self._http.request(method, url, params=params, timeout=limits)
+            got = self._client(url).request(method, url, params=params, timeout=limits)
         except HTTPX_ERRORS as exc:
             raise translate(exc, request, secrets=self._secrets) from exc
         answer = Answer(got.status_code, {k.lower(): v for k, v in got.headers.items()}, got.content)

@@ -144,7 +144,7 @@ def sample_class() -> Any:
 
 @lru_cache(maxsize=4)
 def _absent(path: tuple[str, ...]) -> bool:
-    """Tell whether there is nothing named ``slime`` on this path; asked once for each."""
+    """Tell whether there is nothing named ``slime`` on this path; looked for once in each."""
     return _find("slime") is None
 
 
