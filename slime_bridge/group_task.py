@@ -1,9 +1,9 @@
 """One prompt group's way through the rollout server: requests out, results in, samples and a verdict.
 
 `TaskBuilder` makes the task requests of a group, and `GroupRunner.run` takes a group in flight to its
-verdict. Decoding, conversion and judging run in a worker thread: a heavy result never keeps the loop from
-answering a callback. Which group runs when, and what becomes of a failure, is decided elsewhere: errors come
-out as they are.
+verdict. Decoding, conversion and judging run in a worker thread unless a result is small: a heavy one never
+keeps the loop from answering a callback. Which group runs when, and what becomes of a failure, is decided
+elsewhere: errors come out as they are.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ PromptGroup = list[Any]
 """The samples of one prompt, as the data source gave them: one per session."""
 
 _DEFAULT_TIMEOUT_SECONDS = 600.0
+# Below this, judging a group costs less than the way to a thread and back: a millisecond or two.
+_INLINE_BYTES = 64 * 1024
 
 
 def prompt_group(
@@ -195,7 +197,7 @@ class GroupRunner:
     on_request: Callable[[TaskRequest], None] = lambda request: None
     limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(2))
     pushes_were_guarded: Callable[[float], bool] = lambda since: False
-    on_collected: Callable[[CollectedTask], None] = lambda task: None
+    on_collected: Callable[[CollectedTask], None] | None = None
 
     async def run(self, group: Group[PromptGroup, JudgedGroup]) -> JudgedGroup:
         """Take a group from its requests to its verdict.
@@ -242,6 +244,8 @@ class GroupRunner:
             As `run`.
         """
         parts = self.builder.parts(group.prompt)
+        if self.on_collected is None and sum(len(task.body) for task in tasks) <= _INLINE_BYTES:
+            return self._judge(group, parts, tasks, began)
         return await anyio.to_thread.run_sync(
             self._judge, group, parts, tasks, began, abandon_on_cancel=True, limiter=self.limiter
         )
@@ -296,10 +300,11 @@ class GroupRunner:
         tasks: Sequence[CollectedTask],
         began: float = 0.0,
     ) -> JudgedGroup:
-        """Decode, convert and judge; runs in a thread. No session is older than `began` (Unix seconds)."""
+        """Decode, convert and judge, in whatever thread; no session is older than `began` (Unix seconds)."""
         results: list[SessionResult | MalformedSession | None] = []
         for part, task in zip(parts, tasks, strict=True):
-            self.on_collected(task)
+            if self.on_collected is not None:
+                self.on_collected(task)
             found = decode_task_payload(task.body, flat_arrays=True).results
             # With several tasks each one's sessions have their places, however many it gave.
             places = len(part) if len(parts) > 1 else len(found)

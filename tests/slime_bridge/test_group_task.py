@@ -1,5 +1,7 @@
 """From a prompt group to task requests, and from task results to a verdict."""
 
+import threading
+
 import anyio
 import anyio.lowlevel
 import msgspec
@@ -161,6 +163,27 @@ class TestJudging:
         prompt = Source().make(0)
         with pytest.raises(ProtocolError):
             runner()._judge(group(prompt), [prompt], [collected(body=b"[1, 2]")])
+
+    @pytest.mark.parametrize(("size", "keeps"), [(1_000, False), (1_000, True), (2_000_000, False)])
+    def test_only_what_is_small_and_private_is_judged_on_the_loop(self, size, keeps, monkeypatch):
+        """The way to a thread costs more than a small group; heavy ones and hooks must not hold the loop."""
+        threads, kept = [], []
+        run = runner()
+        if keeps:
+            run.on_collected = kept.append
+        judge = run._judge
+
+        def watched(*args):
+            threads.append(threading.current_thread())
+            return judge(*args)
+
+        monkeypatch.setattr(run, "_judge", watched)
+        prompt = Source().make(0)
+        task = collected(session(0), session(1) | {"padding": "x" * size})
+        judged = anyio.run(lambda: run.judge(group(prompt), [task]))
+        assert isinstance(judged.verdict, Accepted)
+        assert (threads == [threading.main_thread()]) is (size < 10_000 and not keeps)
+        assert kept == ([task] if keeps else [])
 
 
 def test_first_failure_of_several_tasks_stops_the_others():
