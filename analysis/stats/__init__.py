@@ -17,7 +17,9 @@ reward     `rewards`
 ========== ===============================================================================================
 
 `analysis.stats.advantages`, `.rejections`, `.staleness`, `.fidelity` and `.timing` gather the same functions
-with the classes of their results and their constants.
+with the classes of their results and their constants. What they share is in modules of its own: `.columns`
+(frames as arrays), `.frames` (the tables of a run, and which rows belong together), `.sessions`, `.batches`
+(what an estimator sees), `.token_tables`, `.configuration` (settings that the journal holds), `.numbers`.
 """
 
 from __future__ import annotations

@@ -180,8 +180,8 @@ def _all_advantages(
             columns[label] = floats(found, "advantage")
     if not columns:
         raise next(iter(failed.values()))
-    for label, error in failed.items():
-        warnings.warn(f"{label} is left out of the comparison: {error}", RuntimeWarning, stacklevel=3)
+    for label, reason in failed.items():
+        warnings.warn(f"{label} is left out of the comparison: {reason}", RuntimeWarning, stacklevel=3)
     trained = floats(table, "advantage")
     trained = np.where(np.isnan(trained), floats(table, "advantage_raw"), trained)
     if not np.isnan(trained).all() and AS_TRAINED not in columns:
