@@ -198,5 +198,5 @@ class TestHits:
 def test_without_the_notebooks_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "analysis.explorers.explore", raising=False)
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"slime-bridge\[notebooks\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install .*\[notebooks\]"):
         _ = analysis.explore
