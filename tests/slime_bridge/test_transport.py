@@ -443,6 +443,28 @@ class TestEnvironment:
 
         run_real(main())
 
+    def test_proxy_that_refuses_is_told_from_a_server_that_does(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A tunnel that is not granted carried nothing, and nobody's credentials are in what is printed."""
+
+        async def main() -> BridgeError:
+            async with _peer(_ok(b"", status="407 Proxy Authentication Required")) as proxy:
+                monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("//", "//pu:hunter2pass@"))
+                base = "https://me:hunter3pass@polar.test/?key=queryS3cret"
+                async with PolarClient(base, trust_env=True) as client:
+                    error = await _error(client.submit(b"{}"))
+                assert proxy.targets == [b"polar.test:443"]
+                assert proxy.header("authorization") == []
+                return error
+
+        error = run_real(main())
+        assert isinstance(error, TransportError)
+        assert (error.reason, error.ambiguous) == ("proxy", False)
+        text = "".join(traceback.format_exception(error))
+        assert "Proxy Authentication Required" in text
+        assert not any(secret in text for secret in ("hunter2pass", "hunter3pass", "queryS3cret"))
+
     def test_proxy_of_another_kind_is_a_configuration_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is said before anything is sent, without the proxy's password."""
         monkeypatch.setenv("ALL_PROXY", "socks5://pu:hunter2pass@127.0.0.1:9")
