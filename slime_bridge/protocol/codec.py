@@ -80,7 +80,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-_WORTH_FLAT_ARRAYS = 1 << 15
+_WORTH_FLAT_ARRAYS = 1 << 17
 """Bytes of a record below which lists are as fast."""
 
 
