@@ -93,6 +93,27 @@ def _tokens(rng: np.random.Generator, rows: int) -> Frame:
     )
 
 
+def _written_tokens(rng: np.random.Generator, rows: int) -> Frame:
+    return _tokens(rng, rows).assign(text=rng.choice([" the", "Ä", " function", "<x>"], rows))
+
+
+def _metrics(rng: np.random.Generator, rows: int) -> Frame:
+    emitted = rng.lognormal(0, 3, rows)
+    differs = rng.random(rows) < 0.01
+    return _frame(
+        name=np.char.add("polar/", (np.arange(rows) % 100).astype(str)),
+        emitted=emitted,
+        recomputed=np.where(differs, 2 * emitted, emitted),
+        status=np.where(differs, "differs", "equal"),
+    )
+
+
+def _tasks(rng: np.random.Generator, rows: int) -> Frame:
+    return _frame(estimator=np.arange(rows) % 3, value=rng.random(rows), share=rng.normal(size=rows)).astype(
+        {"estimator": str}
+    )
+
+
 def _sessions(rng: np.random.Generator, rows: int) -> Frame:
     return _frame(
         status=rng.choice(["COMPLETED", "ERROR", "TIMEOUT"], rows),
@@ -158,6 +179,9 @@ FIGURES: dict[str, tuple[Callable[[Frame], Axes], Callable[..., Frame]]] = {
     "plot_zero_signal": (plots.plot_zero_signal, _ledger),
     "plot_logprobs": (plots.plot_logprobs, _tokens),
     "plot_tokens": (plots.plot_tokens, _tokens),
+    "plot_tokens, with texts": (plots.plot_tokens, _written_tokens),
+    "plot_reconciliation": (plots.plot_reconciliation, _metrics),
+    "plot_simulation": (plots.plot_simulation, _tasks),
     "plot_lengths": (plots.plot_lengths, _sessions),
     "plot_timeline": (plots.plot_timeline, _timeline),
     "plot_stage_spread": (plots.plot_stage_spread, _timeline),

@@ -187,7 +187,12 @@ def _draw_cells(ax: Axes, lanes: Floats, layout: _Layout, there: Bools) -> None:
 
 def _write(ax: Axes, labels: np.ndarray, sampled: Bools, layout: _Layout) -> None:
     ink, muted = colour("ink"), colour("muted")
-    style: dict[str, Any] = {"fontfamily": ["DejaVu Sans Mono", "DejaVu Sans"], "fontsize": 5.0}
+    # They stand inside the axes: to measure hundreds of them for the layout takes longer than to draw them.
+    style: dict[str, Any] = {
+        "fontfamily": ["DejaVu Sans Mono", "DejaVu Sans"],
+        "fontsize": 5.0,
+        "in_layout": False,
+    }
     for place, (label, own) in enumerate(zip(labels, sampled, strict=True)):
         bottom = layout.line[place] * layout.pitch + _TEXT_HEIGHT - 0.3
         ax.text(layout.left[place] + 0.15, bottom, label, color=ink if own else muted, **style)
