@@ -82,3 +82,27 @@ def test_axes_without_a_figure_are_refused() -> None:
     ax.remove()
     with pytest.raises(ValueError, match="on no figure"):
         png(ax)
+
+
+def test_a_layout_is_found_once_for_both_grounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes half of the time of a figure, and colours change nothing about it."""
+    from matplotlib import layout_engine
+
+    found: list[object] = []
+    plain = layout_engine.do_constrained_layout
+
+    def counted(figure: object, **options: object) -> object:
+        found.append(figure)
+        return plain(figure, **options)
+
+    monkeypatch.setattr(layout_engine, "do_constrained_layout", counted)
+    light, dark = pictures(themed_figure(draw, alt="x"))
+    assert len(found) == 1
+    inks = [np.asarray(each.convert("L"), dtype=float) for each in (light, dark)]
+    axes = [np.flatnonzero(np.abs(ink - ink[1, 1]).max(axis=0) > 60)[[0, -1]] for ink in inks]
+    assert np.abs(axes[0] - axes[1]).max() <= 2
+    found.clear()
+    other = new_figure(2.0, 1.5)
+    other.add_subplot()
+    figure(draw(), alt="x", dark=other)
+    assert len(found) == 2
