@@ -26,6 +26,7 @@ from analysis.stats.sessions import fates, session_seconds
 
 __all__ = ["Survivorship", "survivorship"]
 
+_FEW_LEVELS = 512
 _CELLS = 20_000_000
 _LEAST_GROUPS = 3
 _QUANTITIES = ("response_tokens", "trainable_tokens", "turns", "seconds", "reward")
@@ -144,22 +145,40 @@ def _compare(values: Floats, removed: Bools, group: Ints, replicates: int, seed:
 
 def _bootstrap(values: Floats, removed: Bools, group: Ints, replicates: int, seed: int) -> np.ndarray:
     """Draw whole groups and return effect and bias of each draw, shape (2, B)."""
-    order = np.argsort(values, kind="stable")
-    ordered, gone = values[order], removed[order].astype(np.float64)
-    clusters = np.unique(group, return_inverse=True)[1].reshape(-1)[order]
+    clusters = np.unique(group, return_inverse=True)[1].reshape(-1).astype(np.int64)
     count = max(20, min(replicates, _CELLS // max(len(values), 1)))
-    times = cluster_bootstrap(clusters, count, seed).astype(np.float64)
+    groups = int(clusters.max(initial=-1)) + 1
+    times = cluster_bootstrap(np.arange(groups), count, seed).astype(np.float64)
+    levels, level = np.unique(values, return_inverse=True)
+    level = level.reshape(-1)
+    first = _drawn(times, clusters[removed], level[removed], len(levels))
+    second = _drawn(times, clusters[~removed], level[~removed], len(levels))
+    everyone = first + second
     with np.errstate(invalid="ignore", divide="ignore"):  # a draw may hold no removed session at all
-        delta = _weighted_delta(ordered, times * gone, times * (1 - gone))
-        others, everyone = times * (1 - gone), times
-        bias = others @ ordered / others.sum(axis=1) - everyone @ ordered / everyone.sum(axis=1)
+        delta = _weighted_delta(first, second)
+        bias = second @ levels / second.sum(axis=1) - everyone @ levels / everyone.sum(axis=1)
     return np.stack([delta, bias])
 
 
-def _weighted_delta(ordered: Floats, first: Floats, second: Floats) -> Floats:
-    """Return Cliff's delta of weighted samples over the same ascending values; weights (B, n)."""
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    a, b = np.add.reduceat(first, starts, axis=1), np.add.reduceat(second, starts, axis=1)
+def _drawn(times: Floats, clusters: Ints, level: Ints, levels: int) -> Floats:
+    """Return how often each draw holds each level of a quantity, shape (B, levels).
+
+    Few levels are counted per group and multiplied; where nearly every value is its own level, the draws of
+    each value are added up, since most of that product would be zeros.
+    """
+    if levels <= _FEW_LEVELS:
+        counts = np.bincount(clusters * levels + level, minlength=times.shape[1] * levels)
+        return np.asarray(times @ counts.reshape(times.shape[1], levels).astype(np.float64))
+    order = np.argsort(level, kind="stable")
+    result = np.zeros((len(times), levels))
+    found, starts = np.unique(level[order], return_index=True)
+    if len(found):
+        result[:, found] = np.add.reduceat(times[:, clusters[order]], starts, axis=1)
+    return result
+
+
+def _weighted_delta(a: Floats, b: Floats) -> Floats:
+    """Return Cliff's delta of two weighted samples over the same ascending values; weights (B, n)."""
     below = np.cumsum(b, axis=1) - b
     total_a, total_b = a.sum(axis=1), b.sum(axis=1)
     above = total_b[:, None] - below - b
