@@ -132,7 +132,10 @@ def _matching(table: pd.DataFrame, prompt: str | int) -> Bools:
         same = (table["group_index"] == prompt).fillna(False).to_numpy(dtype=bool)
         return np.asarray(training & same, dtype=bool)
     digest, preview = texts(table, "prompt_sha256"), texts(table, "prompt_preview")
-    by_digest = np.array([d is not None and len(prompt) >= 4 and d.startswith(prompt) for d in digest], bool)
+    long = len(prompt) >= 4
+    by_digest = np.array(
+        [d is not None and (d == prompt or (long and d.startswith(prompt))) for d in digest], bool
+    )
     if (by_digest & training).any():
         return np.asarray(by_digest & training, dtype=bool)
     by_preview = np.array([p is not None and prompt in p for p in preview], dtype=bool)

@@ -115,3 +115,16 @@ class TestHistory:
             prompt_history(tables, "nothing like it")
         with pytest.raises(StatsError, match="no prompt"):
             prompt_history({}, "x")
+
+
+def test_a_whole_digest_names_its_prompt_however_short() -> None:
+    """Only of the beginning of one are four characters asked for."""
+    builder = RunBuilder()
+    for digest, preview in (("ab", "first"), ("abcdef", "second")):
+        builder.group([1.0, 0.0], prompt=preview)
+        builder.rows["group"][-1]["prompt_sha256"] = digest
+    tables = builder.tables()
+    assert prompt_history(tables, "ab")["prompt_preview"].tolist() == ["first"]
+    assert prompt_history(tables, "abcd")["prompt_preview"].tolist() == ["second"]
+    with pytest.raises(StatsError, match="no prompt fits 'abc'"):
+        prompt_history(tables, "abc")
