@@ -194,11 +194,15 @@ class Schedules(RuleBasedStateMachine):
 
     @rule(delay=st.sampled_from([0.01, 0.05]))
     def call_and_stop(self, delay: float) -> None:
-        """Stop the worker from another thread while a call may be waiting."""
+        """Stop the worker from another thread while a call may be waiting, and go on with another one.
+
+        How many calls are caught depends on how soon a worker works; the call after it is disturbed by none.
+        """
         stopper = threading.Timer(delay, stop_global_worker)
         stopper.start()
         self.call(1)
         stopper.join()
+        self.call(1)
 
     @rule()
     def stop(self) -> None:
