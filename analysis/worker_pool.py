@@ -188,10 +188,14 @@ class WorkerPool:
         return worker
 
     def _hand_out(self, work: Sequence[Any], waiting: deque[int], limit: int) -> None:
-        """Give every worker that has room its next piece, the idle ones first."""
+        """Give every worker that has room its next piece, the idle ones first.
+
+        The last pieces are not given ahead: nobody shall wait for one that has two of them.
+        """
         for queued in range(_QUEUED_PER_WORKER):
+            kept = len(self._workers) if queued else 0
             for worker in self._workers:
-                if waiting and waiting[0] < limit and len(worker.given) == queued:
+                if len(waiting) > kept and waiting[0] < limit and len(worker.given) == queued:
                     index = waiting.popleft()
                     worker.given.append(index)
                     _send(worker, index, work[index])
