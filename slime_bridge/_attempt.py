@@ -11,7 +11,7 @@ import enum
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import anyio
@@ -64,6 +64,8 @@ class Services:
     callback_grace: float
     cancel_timeout: float
     missed_a_callback: bool = False
+    # Parsing holds the interpreter: several threads of it would only leave less to the loop.
+    parsing: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
 
 class _State(enum.Enum):
@@ -166,7 +168,7 @@ class Attempt:
         """Return the result in a callback body, None if it holds none of this attempt."""
         kind = CallbackKind.MALFORMED
         try:
-            head = await _read_head(body)
+            head = await self._read_head(body)
             if head.task_id == self.task_id and not is_running(head.status):
                 if self._state is not _State.ACCEPTED:
                     self._note_accepted(conflict=False)
@@ -251,7 +253,7 @@ class Attempt:
         """Ask for the task's record; None while it runs, or when the answer could not be used."""
         try:
             body = await self._with_retry("result", lambda: self._client.get_task(self.task_id))
-            head = await _read_head(body)
+            head = await self._read_head(body)
             if head.task_id != self.task_id:
                 raise ProtocolError(f"asked for task {self.task_id}, the server returned another one")
         except TaskUnknownError as exc:
@@ -352,13 +354,12 @@ class Attempt:
                 logger.info("Task %s could not be cancelled on the server: %s", self.task_id, exc)
         self._report(CollectEventKind.CANCELLED, acknowledged=acknowledged)
 
+    async def _read_head(self, body: Body) -> TaskHead:
+        """Return id and status of a record; big bodies are checked off the loop."""
+        if len(body) <= _INLINE_BYTES:
+            return read_task_head(body)
+        return await anyio.to_thread.run_sync(read_task_head, body, limiter=self._services.parsing)
+
     def _report(self, kind: CollectEventKind, /, **detail: Any) -> None:
         if self._on_event is not None:
             self._on_event(CollectEvent(kind, self.task_id, self._number, anyio.current_time(), detail))
-
-
-async def _read_head(body: Body) -> TaskHead:
-    """Return id and status of a record; big bodies are checked off the loop."""
-    if len(body) <= _INLINE_BYTES:
-        return read_task_head(body)
-    return await anyio.to_thread.run_sync(read_task_head, body)

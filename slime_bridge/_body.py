@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 __all__ = ["MAPPED_BYTES", "Body", "joined", "mapped"]
@@ -18,6 +19,8 @@ Body: TypeAlias = bytes | memoryview
 
 MAPPED_BYTES = 256 * 1024
 """From this size on a body has a mapping of its own."""
+
+_HUGE_PAGE = 2 << 20
 
 
 def mapped(size: int) -> memoryview:
@@ -32,12 +35,11 @@ def mapped(size: int) -> memoryview:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as exc:
         raise MemoryError(f"no memory for {size} bytes: {exc}") from exc
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A quarter of the time for bodies that fill it; a kernel without huge pages says that it has none.
-        try:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            return memoryview(memory)
+    if size > _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        # Huge pages take half the time to fill. Not for the beginning: a sender that announces much and sends
+        # little gets small ones. A kernel that has none says so, which changes nothing.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE, _HUGE_PAGE)
     return memoryview(memory)
 
 

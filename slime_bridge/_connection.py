@@ -12,18 +12,32 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-__all__ = ["Connection", "ConnectionCutError", "receiving_space"]
+__all__ = ["Connection", "ConnectionCutError", "Reception"]
 
 _KEPT_BYTES = 512 * 1024
+# The kernel holds so much of one connection only while the loop does not keep up.
+_BACKLOG_BYTES = 256 * 1024
 
 
 class ConnectionCutError(Exception):
     """Raised when the peer ended the connection before its request was complete."""
 
 
-def receiving_space() -> memoryview:
-    """Return memory that connections of one loop can share to receive what no memory is set aside for."""
-    return memoryview(bytearray(256 * 1024))
+class Reception:
+    """What all connections of one loop share.
+
+    Attributes
+    ----------
+    space : memoryview
+        Where bytes are received that no memory is set aside for. A selector loop receives and hands over in
+        one step, so that one space serves all connections.
+    backlog_at : float
+        When a connection last held so much that the loop cannot have kept up, in the loop's time.
+    """
+
+    def __init__(self) -> None:
+        self.space = memoryview(bytearray(256 * 1024))
+        self.backlog_at = float("-inf")
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -33,14 +47,13 @@ class Connection(asyncio.BufferedProtocol):
 
     Parameters
     ----------
-    space
-        See `receiving_space`. A selector loop receives into it and hands it over in one step, so that it can
-        be shared.
+    reception
+        Shared by the loop's connections.
     """
 
-    def __init__(self, space: memoryview) -> None:
+    def __init__(self, reception: Reception) -> None:
         self._loop = asyncio.get_running_loop()
-        self._space = space
+        self._reception = reception
         self._transport: asyncio.Transport | None = None
         self._closed = self._loop.create_future()
         self._error: Exception | None = None
@@ -54,9 +67,10 @@ class Connection(asyncio.BufferedProtocol):
         self._then: Callable[[], None] | None = None
 
     @classmethod
-    async def accept(cls, sock: socket.socket, space: memoryview) -> Connection:
+    async def accept(cls, sock: socket.socket, reception: Reception) -> Connection:
         """Take over an accepted, non-blocking socket; raises `OSError`."""
-        _, connection = await asyncio.get_running_loop().connect_accepted_socket(lambda: cls(space), sock)
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.connect_accepted_socket(lambda: cls(reception), sock)
         return connection
 
     # Reading
@@ -187,18 +201,20 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go."""
-        return self._space if self._target is None else self._target
+        return self._reception.space if self._target is None else self._target
 
     def buffer_updated(self, nbytes: int) -> None:
         """Note what has arrived."""
         self._received_at = self._loop.time()
         if self._target is not None:
+            if nbytes >= _BACKLOG_BYTES:
+                self._reception.backlog_at = self._received_at
             rest = self._target[nbytes:]
             self._target = rest if len(rest) else None
             if self._target is None:
                 self._wake()
             return
-        self._kept += self._space[:nbytes]
+        self._kept += self._reception.space[:nbytes]
         if self._waiter is not None:
             if len(self._kept) >= self._goal:
                 self._wake()

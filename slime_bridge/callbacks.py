@@ -9,7 +9,6 @@ does not decode results: who awaits a body checks it, and may `CallbackHandle.re
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import secrets
 import socket
@@ -24,7 +23,8 @@ from slime_bridge._acceptor import Acceptor
 from slime_bridge._addresses import advertisable_host, bind_hint, bind_sockets, bracketed, without_brackets
 from slime_bridge._body import Body
 from slime_bridge._callback_http import BodyTooLargeError, ConnectionCutError, HttpExchange, Limits
-from slime_bridge._connection import Connection, receiving_space
+from slime_bridge._callback_kind import CallbackKind
+from slime_bridge._connection import Connection, Reception
 from slime_bridge._task_head import leading_task_id, starts_like_object
 from slime_bridge.errors import CallbackBindError
 
@@ -38,40 +38,8 @@ MAX_BODY_BYTES = 1 << 30
 _TOKEN_BYTES = 24
 _CLOSED_TOKENS_KEPT = 4096
 _CLOSE_SECONDS = 0.8
-
-
-class CallbackKind(enum.StrEnum):
-    """What became of a request to the listener; keys of `CallbackListener.counts`."""
-
-    ACCEPTED = "accepted"
-    """A body for a waiting attempt."""
-
-    LATE = "late"
-    """A body for an attempt that ended without it; acknowledged and dropped."""
-
-    DUPLICATE = "duplicate"
-    """A second body for an attempt; acknowledged and dropped."""
-
-    FOREIGN = "foreign"
-    """A body with another task's id; refused with 404."""
-
-    FORGED = "forged"
-    """A path that was never handed out; refused with 404 unread."""
-
-    MALFORMED = "malformed"
-    """Not HTTP, not a POST, not a JSON object, or no result of the task."""
-
-    OVERSIZED = "oversized"
-    """A body above the limit; refused with 413."""
-
-    SLOW = "slow"
-    """A request that did not arrive in time; answered 408."""
-
-    CUT = "cut"
-    """A connection that ended before its request did."""
-
-    REFUSED = "refused"
-    """A connection above the limit, closed at once; or a body that there is no memory for, answered 503."""
+_CATCH_UP_SECONDS = 1.0
+_CAUGHT_UP_SECONDS = 0.03
 
 
 class CallbackHandle:
@@ -203,7 +171,8 @@ class CallbackListener:
         self._acceptor: Acceptor | None = None
         self._port: int | None = None
         self._exchanges: set[HttpExchange] = set()
-        self._space = receiving_space()
+        self._reception = Reception()
+        self._uploads = 0
 
     @property
     def address(self) -> str:
@@ -234,6 +203,20 @@ class CallbackListener:
         handle = CallbackHandle(self, task_id, token, f"http://{self.address}/{self._secret}/{token}")
         self._handles[token] = handle
         return handle
+
+    async def caught_up(self) -> None:
+        """Wait while bodies come in faster than the loop receives them, a second at most.
+
+        Whatever computes meanwhile takes turns with the loop that are longer than the loop's own: bodies then
+        wait in the kernel, and their senders for an answer.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _CATCH_UP_SECONDS
+        while self._uploads > 0:
+            rest = min(until, self._reception.backlog_at + _CAUGHT_UP_SECONDS) - loop.time()
+            if rest <= 0:
+                return
+            await anyio.sleep(rest)
 
     async def __aenter__(self) -> CallbackListener:
         """Bind and listen; raises `CallbackBindError`."""
@@ -278,7 +261,7 @@ class CallbackListener:
     async def _serve(self, sock: socket.socket) -> None:
         """Own one connection from its first byte to its end."""
         try:
-            connection = await Connection.accept(sock, self._space)
+            connection = await Connection.accept(sock, self._reception)
         except OSError as exc:
             logger.debug("A connection ended before it could be served: %s", exc)
             return
@@ -343,14 +326,17 @@ class CallbackListener:
         def complete(body: Body) -> None:
             nonlocal under_way
             under_way = False
+            self._uploads -= 1
             handle._end_upload()
             self._accept(exchange, handle, token, body)
 
+        self._uploads += 1
         handle._begin_upload()
         try:
             await exchange.body(complete)
         finally:
             if under_way:
+                self._uploads -= 1
                 handle._end_upload()
 
     def _accept(self, exchange: HttpExchange, handle: CallbackHandle, token: str, body: Body) -> None:

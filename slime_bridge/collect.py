@@ -89,6 +89,11 @@ class Collector:
         )
         self._tasks: TaskGroup | None = None
 
+    async def caught_up(self) -> None:
+        """Wait a moment while callbacks come in faster than they are received; before heavy work."""
+        if self._services.listener is not None:
+            await self._services.listener.caught_up()
+
     async def __aenter__(self) -> Collector:
         """Start polling for whatever will be watched."""
         self._tasks = await anyio.create_task_group().__aenter__()
@@ -155,8 +160,10 @@ async def collect_task(
     TemplateError
         The request cannot be encoded.
 
-    Notes ----- Cancelling the call is safe at any point: what may run on the server is cancelled there, as
-    far as the server can.
+    Notes
+    -----
+    Cancelling the call is safe at any point: what may run on the server is cancelled there, as far as the
+    server can.
     """
     services = collector._services
     attempt: Attempt | None = None

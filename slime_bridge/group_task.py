@@ -222,6 +222,7 @@ class GroupRunner:
             await collect(0)
         else:
             await _gather([partial(collect, index) for index in range(len(parts))])
+        await self.collector.caught_up()
         return await self.judge(group, [task for task in collected if task is not None], began=began)
 
     async def judge(

@@ -322,7 +322,7 @@ _DELIVERY = (
             ("oversized", "callbacks above the size limit"),
             ("slow", "callbacks that did not arrive in time"),
             ("cut", "connections that ended before their callback did"),
-            ("refused", "connections above the limit"),
+            ("refused", "connections above the limit, and bodies that there was no memory for"),
         )
     ),
     Metric("polar/polled_results", "count", "results that polling brought"),

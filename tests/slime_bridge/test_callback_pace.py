@@ -1,0 +1,124 @@
+"""Callbacks that come slowly, and callbacks that come faster than they are received."""
+
+from __future__ import annotations
+
+import time
+
+import anyio
+import pytest
+
+from slime_bridge import callbacks
+from slime_bridge._body import MAPPED_BYTES
+from slime_bridge._connection import Connection
+from slime_bridge.callbacks import CallbackKind, CallbackListener
+from tests.slime_bridge.callback_peers import Peer, head, result, until
+from tests.slime_bridge.loops import run_real
+
+
+class TestSlowSenders:
+    @pytest.mark.parametrize("size", [1000, 2 * MAPPED_BYTES])
+    def test_slow_but_steady_is_no_idling(self, size: int) -> None:
+        """Each piece begins the idle time anew; a body that takes several times as long is complete."""
+        body = result(size)
+
+        async def main() -> None:
+            async with CallbackListener("127.0.0.1", idle_timeout=0.4) as listener:
+                handle = listener.register("t-1")
+                peer = await Peer.open(listener)
+                await peer.send(head(handle, size))
+                for start in range(0, size, size // 10 + 1):
+                    await peer.send(body[start : start + size // 10 + 1])
+                    await anyio.sleep(0.1)
+                assert await peer.status() == 200
+                await peer.end()
+                assert handle.take() == body
+
+        run_real(main())
+
+    @pytest.mark.parametrize("size", [100_000, MAPPED_BYTES + 1000])
+    def test_pieces_wake_nobody(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A body in hundreds of pieces wakes its task once, at its end."""
+        body = result(size)
+        pieces: list[int] = []
+        wakes: list[int] = []
+        received, wake = Connection.buffer_updated, Connection._wake
+
+        def counted(connection: Connection, nbytes: int) -> None:
+            pieces.append(nbytes)
+            received(connection, nbytes)
+
+        def counted_wake(connection: Connection, error: Exception | None = None) -> None:
+            if connection._waiter is not None:
+                wakes.append(len(pieces))
+            wake(connection, error)
+
+        async def main() -> None:
+            async with CallbackListener("127.0.0.1") as listener:
+                handle = listener.register("t-1")
+                peer = await Peer.open(listener)
+                await peer.send(head(handle, size))
+                await until(lambda: handle.receiving)
+                monkeypatch.setattr(Connection, "buffer_updated", counted)
+                monkeypatch.setattr(Connection, "_wake", counted_wake)
+                for start in range(0, size, 997):
+                    await peer.send(body[start : start + 997])
+                    await anyio.lowlevel.checkpoint()
+                assert await peer.status() == 200
+                monkeypatch.undo()
+                await peer.end()
+                assert handle.take() == body
+                assert sum(pieces) == size
+                assert len(pieces) > 50
+                assert wakes[:1] == [len(pieces)]
+
+        run_real(main())
+
+
+class TestCatchingUp:
+    def test_nothing_to_wait_for(self) -> None:
+        """Without uploads, and with one that the loop keeps up with, work begins at once."""
+
+        async def main() -> None:
+            async with CallbackListener("127.0.0.1") as listener:
+                await listener.caught_up()
+                handle = listener.register("t-1")
+                peer = await Peer.open(listener)
+                await peer.send(head(handle, 1 << 20) + b"{")
+                await until(lambda: handle.receiving)
+                with anyio.fail_after(0):
+                    await listener.caught_up()
+                peer.writer.transport.abort()
+                await handle.wait_received()
+
+        run_real(main())
+
+    def test_backlog_is_waited_for_but_not_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What the kernel held while the loop was busy makes work wait; an upload without end cannot."""
+        monkeypatch.setattr(callbacks, "_CATCH_UP_SECONDS", 0.3)
+
+        async def main() -> None:
+            async with CallbackListener("127.0.0.1") as listener:
+                handle = listener.register("t-1")
+                body = result(8_000_000)
+                peer = await Peer.open(listener)
+                await peer.send(head(handle, len(body)))
+                await until(lambda: handle.receiving)
+                peer.writer.write(body[:4_000_000])
+                time.sleep(0.05)  # noqa: ASYNC251 - the loop is busy, and bytes wait in the kernel
+                await peer.writer.drain()
+                await until(lambda: listener._reception.backlog_at > 0)
+                began = anyio.current_time()
+                listener._reception.backlog_at = began
+                await listener.caught_up()
+                assert anyio.current_time() > began
+                listener._reception.backlog_at = float("inf")
+                await listener.caught_up()
+                assert handle.receiving
+                await peer.send(body[4_000_000:])
+                assert await peer.status() == 200
+                await peer.end()
+                assert listener.counts[CallbackKind.ACCEPTED] == 1
+                with anyio.fail_after(0):
+                    await listener.caught_up()
+
+        run_real(main())
