@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from analysis.errors import FileLimitError, IncompleteFileError, UnsafePickleError
 
-__all__ = ["MAX_TUPLE_DEPTH", "PickleScan", "scan_pickle", "tuple_depth_bound"]
+__all__ = ["MAX_TUPLE_DEPTH", "NEXT_GET", "PickleScan", "scan_pickle", "tuple_depth_bound"]
 
 MAX_TUPLE_DEPTH = 20_000
 """Deepest nesting of tuples; hashing one uses about 60 bytes of C stack per level, of at least 8 MiB."""
@@ -29,6 +29,11 @@ _FIXED = _INTS + rb"|G.{8}|[N\x88\x89\]})(aesu\x94]|[hq].|j...."
 # into a large pickle, and one by one in between.
 _RUN = re.compile(rb"(?:" + _FIXED + rb"|r..[\x00-\x0f]\x00)++", re.DOTALL)
 _RUN_LATE = re.compile(rb"(?:" + _FIXED + rb"|r...\x00)++", re.DOTALL)
+NEXT_GET = re.compile(
+    rb"(?:" + _INTS + rb"|G.{8}|[N\x88\x89\]})(aesu\x94]|q.|r....)*+(?:h(.)|j(....))", re.DOTALL
+)
+"""Within a run, the next opcode that takes something from the memo, and what precedes it."""
+
 _LATE = 1 << 26
 _MEMO_BYTES = 4
 _USED_AT_ONCE = re.compile(rb"(?:q.|r....|\x94)?[RQb]", re.DOTALL)
@@ -39,6 +44,7 @@ _PREFIXED = {**_TEXTS, **_BYTES}
 _CALLS = b"RQb\x81\x92\x90\x91\x93\x8f"  # REDUCE, BINPERSID, BUILD, NEWOBJ, NEWOBJ_EX, sets, STACK_GLOBAL
 _SMALL_TUPLES = b"\x85\x86\x87"
 _TUPLE, _GLOBAL, _STOP, _PROTO, _FRAME, _LONG_BINPUT = 0x74, 0x63, 0x2E, 0x80, 0x95, 0x72
+_BINPUT, _MEMOIZE = 0x71, 0x94
 
 _RUN_COST = 12  # a number of two bytes takes 3 bytes here and 28 plus a reference of 8 in memory
 _LIST_COST, _DICT_COST, _CALL_COST, _STRING_COST = 64, 72, 320, 64
@@ -58,11 +64,19 @@ class PickleScan:
     names
         Globals that it names, as (module, name). Those of newer protocols, which come from the stack, are not
         among them.
+    tuples
+        Where tuples stand in the memo; flat ones of at most three integers are left out. -1 stands for those
+        of newer protocols, which do not say where.
+    runs
+        Beginning and end of the stretches that hold nothing but opcodes of a fixed size, so that every opcode
+        that takes something from the memo stands in one.
     """
 
     length: int = 0
     memory: int = 0
     names: set[tuple[str, str]] = field(default_factory=set)
+    tuples: set[int] = field(default_factory=set)
+    runs: list[tuple[int, int]] = field(default_factory=list)
 
 
 def scan_pickle(data: bytes, *, memory_limit: int) -> PickleScan:
@@ -90,6 +104,7 @@ def scan_pickle(data: bytes, *, memory_limit: int) -> PickleScan:
         run = (_RUN if position < _LATE else _RUN_LATE).match(data, position)
         if run is not None:
             found.memory += _run_cost(data, position, run.end())
+            found.runs.append((position, run.end()))
             position = run.end()
             if position >= size:
                 break
@@ -103,6 +118,7 @@ def scan_pickle(data: bytes, *, memory_limit: int) -> PickleScan:
             position += 1
             found.memory += _STRING_COST
             suspects += _USED_AT_ONCE.match(data, position) is None
+            _note_tuple(data, position, found)
         elif code == _STOP:
             found.length = position + 1
             _check_tuples(data[: position + 1], suspects)
@@ -121,6 +137,17 @@ def scan_pickle(data: bytes, *, memory_limit: int) -> PickleScan:
 def _run_cost(data: bytes, start: int, end: int) -> int:
     lists, dicts = data.count(b"]", start, end), data.count(b"}", start, end)
     return _RUN_COST * (end - start) + _LIST_COST * lists + _DICT_COST * dicts
+
+
+def _note_tuple(data: bytes, position: int, found: PickleScan) -> None:
+    """Note where the tuple that was just made goes in the memo, if it does."""
+    if position < len(data):
+        if data[position] == _BINPUT:
+            found.tuples.add(data[position + 1] if position + 1 < len(data) else -1)
+        elif data[position] == _LONG_BINPUT:
+            found.tuples.add(int.from_bytes(data[position + 1 : position + 5], "little"))
+        elif data[position] == _MEMOIZE:
+            found.tuples.add(-1)
 
 
 def _skip_prefixed(data: bytes, position: int, found: PickleScan) -> int:

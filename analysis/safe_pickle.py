@@ -22,6 +22,7 @@ from typing import Any
 from analysis.errors import FileLimitError, IncompleteFileError, LoadError, UnsafePickleError
 from analysis.pickle_objects import Allowed, Budget, plain_names
 from analysis.pickle_scan import scan_pickle
+from analysis.pickle_sharing import check_sharing
 from analysis.pickle_standins import find_or_stand_in
 from analysis.pickle_tensors import Storage, storage_dtype, tensor_names
 from analysis.torch_archive import TorchArchive
@@ -81,6 +82,7 @@ def load_pt(
         if strangers:
             raise _needs(strangers)
         budget.spend(scan.memory)
+        check_sharing(data[: scan.length], scan)
         return _executed(_Restricted(data[: scan.length], archive, budget, names))
 
 
