@@ -38,7 +38,7 @@ SEEDS = 3
 """Draws of the long tail that its times are averaged over."""
 
 
-def start(script: str, argument: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+def start(script: str, argument: str) -> subprocess.Popen[str]:
     """Start one of the support scripts in a process of its own."""
     paths = os.pathsep.join([str(FOLDER), str(FOLDER.parent)])
     return subprocess.Popen(
@@ -46,13 +46,13 @@ def start(script: str, argument: str, environment: dict[str, str] | None = None)
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **(environment or {})},
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
     )
 
 
-def run(script: str, argument: str, environment: dict[str, str] | None = None) -> Any:
+def run(script: str, argument: str) -> Any:
     """Run a support script to its end and return the JSON that it prints."""
-    process = start(script, argument, environment)
+    process = start(script, argument)
     out, _ = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{script} failed with exit code {process.returncode}")
@@ -77,13 +77,12 @@ def measure(
     shape: TaskShape,
     *,
     serving: dict[str, Any] | None = None,
-    environment: dict[str, str] | None = None,
     **values: Any,
 ) -> Any:
     """Run one trainer against one server; return its numbers and those of the callbacks."""
     with server(shape, **(serving or {})) as url:
         trainer = {"bridge": bridge, "url": url, "sessions": shape.sessions, **values}
-        result = run("bridge_trainer.py", json.dumps(trainer), environment)
+        result = run("bridge_trainer.py", json.dumps(trainer))
         with urllib.request.urlopen(f"{url}/sent") as answer:
             result["sent"] = json.load(answer)
     return result
@@ -181,8 +180,6 @@ def heavy_batch(table: Table, quick: bool) -> None:
     batch = 8 if quick else 32
     common = {"batch": batch, "calls": 1, "warm_up": 0, "level": 1, "serving": {"bodies": 2}}
     results = {b: measure(b, HEAVY, **common) for b in ("ours", "plain")}
-    # Else glibc puts the bodies between lists that live on, and cannot give their memory back.
-    mapped = measure("ours", HEAVY, environment={"MALLOC_MMAP_THRESHOLD_": "262144"}, **common)
     size = results["ours"]["tokens"] / 1e6
     print(f"heavy batch: {batch} results, {size:.1f} million tokens")
     cost = {b: 1e6 * r["cpu"] / r["tokens"] for b, r in results.items()}
@@ -195,15 +192,6 @@ def heavy_batch(table: Table, quick: bool) -> None:
         "MB",
         "ratio <= 0.6",
         memory["ours"] <= 0.6 * memory["plain"],
-    )
-    least = mapped["memory_peak"] - mapped["memory_before"]
-    table.row(
-        "  the same with MALLOC_MMAP_THRESHOLD_=262144",
-        least,
-        memory["plain"],
-        "MB",
-        "ratio <= 0.6",
-        least <= 0.6 * memory["plain"],
     )
     answers = {b: [e["answered"] - e["sent"] for e in r["sent"]] for b, r in results.items()}
     late = {b: quantile(times, 0.95) for b, times in answers.items()}
