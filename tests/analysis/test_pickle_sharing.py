@@ -51,7 +51,16 @@ def states() -> bytes:
     return corpus.whole(body)
 
 
+def key() -> bytes:
+    """What would be hashed in the end: the last of the tuples of a list."""
+    body = b"](K\x01\x85q\x00"
+    for level in range(60):
+        body += again(level) + b"\x86q" + bytes([level + 1])
+    return corpus.whole(body + b"e}h" + bytes([60]) + b"Ns\x86")
+
+
 HOSTILE = {
+    "as a key": key(),
     **{
         f"{name}, protocol {protocol}": pickle.dumps(value, protocol=protocol)
         for protocol in (2, 3, 4, 5)
