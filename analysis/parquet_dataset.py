@@ -26,11 +26,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analysis._tables import integers, one_array, set_columns
+from analysis.errors import FileLimitError
 from analysis.merge import OWNER
 from analysis.problems import Problem
 from analysis.records import inner_schema, widen
 from analysis.schema import GRAINS, SCHEMA_VERSION, TOKEN_REFS, arrow_schema
-from analysis.sources.base import SourceFile
+from analysis.sources.base import ReadOptions, SourceFile
 
 __all__ = [
     "INSIDE",
@@ -89,6 +90,7 @@ A list is missing where nothing is known; NaN stands for single missing numbers.
 """
 
 
+_BATCH_ROWS = 4096
 _LISTS = frozenset(field.name for field in TOKEN_LISTS if pa.types.is_list(field.type))
 
 
@@ -111,25 +113,29 @@ class Restored:
     problems: tuple[Problem, ...] = ()
 
 
-def restore(files: Sequence[SourceFile]) -> Restored:
+def restore(files: Sequence[SourceFile], options: ReadOptions | None = None) -> Restored:
     """Read a dataset back.
 
     Parameters
     ----------
     files
         Parquet files of one dataset, or some of them.
+    options
+        How much memory one of them may take; None for the defaults.
     """
     rows: dict[str, list[pa.Table]] = {grain: [] for grain in GRAINS}
     refs: list[pa.Table] = []
     problems: list[Problem] = []
     for file in files:
         try:
-            name, table = read_part(Path(file.path))
+            name, table = read_part(Path(file.path), options)
             # Here, so that a column of another type is a problem of its own file.
             if name == TOKEN_TABLE:
                 refs.append(_refs(file.path, table))
             else:
                 rows[name].append(widen(table, _stored_schema(name)))
+        except FileLimitError as error:
+            problems.append(Problem.of(file.path, error))
         except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
             problems.append(
                 Problem(
@@ -143,11 +149,20 @@ def restore(files: Sequence[SourceFile]) -> Restored:
     return Restored(_with_owners(tables), found, tuple(problems))
 
 
-def read_part(path: Path) -> tuple[str, pa.Table]:
+def read_part(path: Path, options: ReadOptions | None = None) -> tuple[str, pa.Table]:
     """Return the name of the table that a file is a part of, and its rows; token lists are left out.
+
+    Parameters
+    ----------
+    path
+        The file.
+    options
+        How much memory it may take; None for the defaults.
 
     Raises
     ------
+    FileLimitError
+        Its rows would take more memory than allowed: a few bytes can say one value a billion times.
     ValueError
         It is somebody else's Parquet file, or of a newer version; or (as ``ArrowInvalid``) damaged.
     OSError
@@ -162,8 +177,35 @@ def read_part(path: Path) -> tuple[str, pa.Table]:
                 f"table {name!r} of schema version {version}; known are versions 1 to {SCHEMA_VERSION}"
             )
         wanted = [field for field in parquet.schema_arrow.names if field not in _LISTS]
-        table = parquet.read(columns=wanted if name == TOKEN_TABLE else None)
-    return name, table
+        limit = (options or ReadOptions()).memory_limit()
+        return name, _bounded(parquet, wanted if name == TOKEN_TABLE else None, limit)
+
+
+def _bounded(parquet: pq.ParquetFile, columns: list[str] | None, limit: int) -> pa.Table:
+    """Read a file's rows a few at a time, until they take more than allowed."""
+    about = parquet.metadata
+    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    # One row takes at most what one of its columns takes unpacked, and that is known beforehand.
+    row = max([group.total_byte_size for group in groups], default=0)
+    rows = max(1, min(_BATCH_ROWS, limit // (4 * row + 1)))
+    batches: list[pa.RecordBatch] = []
+    left = limit
+    for batch in parquet.iter_batches(batch_size=rows, columns=columns):
+        batches.append(batch)
+        left -= batch.nbytes
+        if left < 0:
+            raise FileLimitError(
+                "would take too much memory",
+                f"more than {limit / 2**20:,.0f} MiB in the first {sum(map(len, batches)):,} of "
+                f"{about.num_rows:,} rows",
+                "pass a larger `max_bytes` if the file is genuine",
+            )
+    schema = (
+        parquet.schema_arrow
+        if columns is None
+        else pa.schema([parquet.schema_arrow.field(c) for c in columns])
+    )
+    return pa.Table.from_batches(batches, schema=batches[0].schema if batches else schema)
 
 
 def _stored_schema(grain: str) -> pa.Schema:

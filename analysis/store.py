@@ -270,7 +270,7 @@ class Store:
             tables, problems, skipped = _complete(single.merged), single.merge_problems, single.merge_skipped
         else:
             tables, problems, skipped = self._merged(parts, names)
-        restored = [restore(files) for files in _datasets(parts)]
+        restored = [restore(files, self.settings.options) for files in _datasets(parts)]
         if restored:
             alone = not names
             tables = joined([*([] if alone else [tables]), *(dataset.tables for dataset in restored)])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from analysis.errors import ForeignFileError, IncompleteFileError
+from analysis.errors import FileLimitError, ForeignFileError, IncompleteFileError
 from analysis.parquet_dataset import TOKEN_TABLE, read_part
 from analysis.records import widen
 from analysis.schema import arrow_schema
@@ -22,7 +22,9 @@ __all__ = ["collect"]
 def collect(file: SourceFile, sink: Sink, options: ReadOptions) -> None:
     """Add the rows of one file to the sink; see `analysis.sources.registry.Reader`."""
     try:
-        name, table = read_part(Path(file.path))
+        name, table = read_part(Path(file.path), options)
+    except FileLimitError:
+        raise
     except pa.ArrowInvalid as error:
         raise IncompleteFileError(
             "is no whole Parquet file", str(error)[:200], "load it again when it is complete"

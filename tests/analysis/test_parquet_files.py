@@ -135,3 +135,27 @@ def test_token_lists_of_another_type_are_a_problem_of_their_traces(
     tokens = back.token_arrays()
     assert {problem.path for problem in tokens.problems} == {str(path)}
     assert 0 < len(tokens) < len(run.token_arrays())
+
+
+@pytest.mark.parametrize("value", ["x" * 20_000, 1.5])
+def test_a_small_file_of_enormous_tables_is_refused(run: analysis.Run, dataset: Path, value: object) -> None:
+    """One value, said a million times in some kilobytes: listed, and read no further than allowed."""
+    path = next((dataset / "session" / "rollout=1").glob("*.parquet"))
+    with pq.ParquetFile(path) as parquet:
+        metadata = parquet.schema_arrow.metadata
+    count = 30_000 if isinstance(value, str) else 3_000_000
+    name = "error" if isinstance(value, str) else "reward"
+    table = pa.table(
+        {name: pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int8()), pa.array([value]))}
+    )
+    pq.write_table(
+        table.cast(pa.schema([(name, table.column(0).type.value_type)])).replace_schema_metadata(metadata),
+        path,
+    )
+    assert path.stat().st_size < 100_000
+    before = pa.total_allocated_bytes()
+    back = load(dataset, max_bytes=20 * 2**20)
+    assert back.problems["path"].tolist() == [str(path)]
+    assert back.problems["what"].tolist() == ["would take too much memory"]
+    assert len(back.sessions()) == (run.sessions()["rollout_id"] != 1).sum()
+    assert pa.total_allocated_bytes() - before < 100 * 2**20
