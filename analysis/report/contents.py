@@ -118,7 +118,7 @@ SECTIONS: tuple[SectionSpec, ...] = (
         "rejections",
         "Rejections and waste",
         "What was not trained on, why, and what that does to the rest.",
-        ("waterfall", "rejections", "waste", "survivorship"),
+        ("waterfall", "rejections", "contamination", "waste", "survivorship"),
         (("Where the effort went", _waste), ("Groups that were thrown away, the dearest first", _rejected)),
     ),
     SectionSpec(

@@ -246,6 +246,14 @@ FIGURES: tuple[FigureSpec, ...] = (
         partial(_table, "Shares of seconds by fate", "fate", "second_share", ".1%"),
     ),
     FigureSpec(
+        "contamination",
+        "Which zeros were the infrastructure's?",
+        "Sessions without reward by cause; the pale part entered no baseline.",
+        lambda m: m.contamination.summary,
+        plots.plot_contamination,
+        partial(_table, "Sessions without reward by cause", "cause", "sessions", ",.0f"),
+    ),
+    FigureSpec(
         "survivorship",
         "Is what is missing like what is there?",
         "Cliff's delta of removed sessions against all others, with 95 % intervals.",

@@ -97,7 +97,7 @@ def infrastructure_zeros(measures: Measures) -> Finding | None:
         "sessions below.",
         min(1.0, float(floats(found.effect, "affected_groups")[0]) / max(len(measures.frames.groups), 1)),
         rows[chosen][names].head(8).reset_index(drop=True),
-        "",
+        "contamination",
     )
 
 

@@ -42,7 +42,7 @@ PLANTED = [
     ("weights", "effective sample size", "serious", f"In rollouts {START} to 41", "ess"),
     ("mask drift", "mask drift", "serious", f"with rollout {START}", ""),
     ("truncation", "truncation surge", "serious", f"rollouts {START} to 41", "truncation"),
-    ("infrastructure zeros", "infrastructure zeros", "serious", "timeout", ""),
+    ("infrastructure zeros", "infrastructure zeros", "serious", "timeout", "contamination"),
     ("rejections", "rejection surge", "serious", f"rollouts {START} to {START + 5}", "rejections"),
     ("failures", "failure surge", "serious", f"rollouts {START} to 41", "truncation"),
     ("waste", "waste", "warning", "rejected (low complete fraction)", "waste"),
