@@ -185,7 +185,7 @@ def _bounded(parquet: pq.ParquetFile, columns: list[str] | None, limit: int) -> 
     """Read a file's rows a few at a time, until they take more than allowed."""
     about = parquet.metadata
     groups = [about.row_group(number) for number in range(about.num_row_groups)]
-    # One row takes at most what one of its columns takes unpacked, and that is known beforehand.
+    # A row takes at most what its group takes unpacked, which is known beforehand.
     row = max([group.total_byte_size for group in groups], default=0)
     rows = max(1, min(_BATCH_ROWS, limit // (4 * row + 1)))
     batches: list[pa.RecordBatch] = []
