@@ -24,17 +24,18 @@ EVENT_COLUMNS: tuple[Column, ...] = (
     *integers(
         "journal rollout_dump",
         "number",
-        "never",
+        "a weight push",
         ("seq", "number within the worker's journal, or place among the events of the sample"),
     ),
-    *times("journal rollout_dump", "the record holds no time", ("at", "when it was recorded")),
+    *times("journal rollout_dump weight_pushes", "the record holds no time", ("at", "when it was recorded")),
     *texts(
-        "journal rollout_dump",
+        "journal rollout_dump weight_pushes",
         "name",
         "never",
         (
             "kind",
-            "journal for a record of the bridge; span_start, span_end or event for Slime's sample tracing",
+            "journal for a record of the bridge; span_start, span_end or event for Slime's sample tracing; "
+            "weight_push for a push of weights",
         ),
         ("event", "what happened: the record's event, or the span's name"),
     ),
@@ -47,14 +48,16 @@ EVENT_COLUMNS: tuple[Column, ...] = (
         ("parent_span_id", "span around it"),
     ),
     *texts(
-        "journal rollout_dump",
+        "journal rollout_dump weight_pushes",
         "JSON",
         "the record holds nothing else",
         ("data", "all other fields of the record"),
     ),
-    *texts("journal rollout_dump", "path", "never", ("path", "file that the row was read from")),
+    *texts(
+        "journal rollout_dump weight_pushes", "path", "never", ("path", "file that the row was read from")
+    ),
 )
-"""One row per record of the bridge's journal and per event of Slime's sample tracing."""
+"""One row per record of the bridge's journal, event of Slime's sample tracing, and push of weights."""
 
 COMPLETION_COLUMNS: tuple[Column, ...] = (
     *ids("run", "rollout_id", "evaluation", "group_index", "task_id", "session_id"),

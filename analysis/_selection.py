@@ -30,6 +30,7 @@ Choice = Callable[[Mapping[str, pa.Table], Rows], Rows]
 """From the tables and the rows that stayed so far to the rows that stay."""
 
 _LEVELS = ("rollout", "group", "session", "trace")
+_NUMBER_OF = {"rollout": "rollout_id", "group": "group", "session": "session_id", "trace": "trace_index"}
 _ATTACHED = {"completion": "session", "event": "group", "metric": "rollout"}
 
 
@@ -38,13 +39,14 @@ def all_rows(tables: Mapping[str, pa.Table]) -> Rows:
     return {grain: np.arange(len(tables[grain])) for grain in GRAINS}
 
 
-def choose(functions: Mapping[str, Callable[[Any], Any] | None], columns: Mapping[str, Any]) -> Choice:
+def choose(levels_wanted: Mapping[str, Any], columns: Mapping[str, Any]) -> Choice:
     """Choose by functions of frames and by values of columns.
 
     Parameters
     ----------
-    functions
-        By level, from the level's frame to booleans.
+    levels_wanted
+        By level, a function from the level's frame to booleans, or values of the column that numbers it: one,
+        or a collection. None leaves the level alone.
     columns
         Values by column.
 
@@ -52,7 +54,18 @@ def choose(functions: Mapping[str, Callable[[Any], Any] | None], columns: Mappin
     ------
     KeyError
         If no table has such a column.
+    ValueError
+        If a column can hold no such value.
     """
+    functions = {level: wanted for level, wanted in levels_wanted.items() if callable(wanted)}
+    numbers = {
+        _NUMBER_OF[level]: wanted
+        for level, wanted in levels_wanted.items()
+        if wanted is not None and not callable(wanted)
+    }
+    if twice := numbers.keys() & columns.keys():
+        raise TypeError(f"{', '.join(sorted(twice))} is given twice, as a column and by its level")
+    columns = {**columns, **numbers}
     levels = {name: _level_of(name) for name in columns}
 
     def choice(tables: Mapping[str, pa.Table], rows: Rows) -> Rows:
@@ -63,7 +76,7 @@ def choose(functions: Mapping[str, Callable[[Any], Any] | None], columns: Mappin
             asked = False
             for name, value in columns.items():
                 if level == levels[name] or (name in ROLLOUT_KEY and name in tables[level].column_names):
-                    mask &= _matches(tables[level].column(name), value)[place]
+                    mask &= _matches(tables[level].column(name), value, name)[place]
                     asked = True
             function = functions.get(level)
             if function is not None:
@@ -72,7 +85,7 @@ def choose(functions: Mapping[str, Callable[[Any], Any] | None], columns: Mappin
                 asked = True
             if asked:
                 wanted[level] = mask
-        by_id_alone = columns.keys() <= set(ROLLOUT_KEY) and not any(functions.values())
+        by_id_alone = columns.keys() <= set(ROLLOUT_KEY) and not functions
         return _nested(tables, rows, wanted, _loose(tables, columns) if by_id_alone else {})
 
     return choice
@@ -131,18 +144,32 @@ def _level_of(name: str) -> str:
     raise KeyError(f"no column {name!r} in the tables {', '.join(_LEVELS)}; see run.describe()")
 
 
-def _matches(column: pa.ChunkedArray, value: Any) -> Bools:
+def _matches(column: pa.ChunkedArray, value: Any, name: str) -> Bools:
     values = one_array(column)
     if value is None:
         found = pc.is_null(values)
     elif isinstance(value, Collection) and not isinstance(value, str | bytes):
         members = [member for member in value if member is not None]
-        found = pc.is_in(values, value_set=pa.array(members, values.type))
+        wanted = pa.array([_typed(member, values.type, name) for member in members], values.type)
+        found = pc.is_in(values, value_set=wanted)
         if len(members) < len(value):
             found = pc.or_(found, pc.is_null(values))
     else:
-        found = pc.equal(values, pa.scalar(value, values.type))
+        found = pc.equal(values, _typed(value, values.type, name))
     return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def _typed(value: Any, kind: pa.DataType, name: str) -> pa.Scalar:
+    """Return a value as one of a column; raises ValueError where the column can hold no such value."""
+    try:
+        scalar = pa.scalar(value, kind)
+        # Arrow would cut 3.5 to 3, and find rows that nobody asked for.
+        held = value != value or scalar.as_py() == value
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        held = False
+    if not held:
+        raise ValueError(f"the column {name!r} holds {kind}, so no row can have {value!r:.80}")
+    return scalar
 
 
 def _as_mask(answer: Any, length: int, level: str) -> Bools:
@@ -159,7 +186,7 @@ def _loose(tables: Mapping[str, pa.Table], columns: Mapping[str, Any]) -> dict[s
     for grain, table in tables.items():
         masks[grain] = np.ones(len(table), dtype=bool)
         for name, value in columns.items():
-            masks[grain] &= _matches(table.column(name), value)
+            masks[grain] &= _matches(table.column(name), value, name)
     return masks
 
 

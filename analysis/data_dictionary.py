@@ -30,7 +30,7 @@ _TITLES = {
     "trace": ("run.traces()", "One row per training example, placeholders included."),
     "event": (
         "run.events()",
-        "One row per record of the bridge's journal and per event of Slime's sample tracing.",
+        "One row per record of the bridge's journal, event of Slime's sample tracing, and push of weights.",
     ),
     "completion": ("run.completions()", "One row per captured model call."),
     "metric": ("run.metrics()", "One row per recorded number."),

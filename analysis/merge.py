@@ -50,6 +50,7 @@ SOURCE_OF_KIND: Mapping[SourceKind, str] = MappingProxyType(
         SourceKind.TRAIN_DUMP: "train_dump",
         SourceKind.JOURNAL: "journal",
         SourceKind.REJECTED: "rejected",
+        SourceKind.WEIGHT_PUSHES: "weight_pushes",
         SourceKind.METRICS: "metrics",
         SourceKind.WANDB: "wandb",
         SourceKind.PARQUET: "parquet",

@@ -238,10 +238,10 @@ class Run:
     def filter(
         self,
         *,
-        rollout: Callable[[pd.DataFrame], Any] | None = None,
-        group: Callable[[pd.DataFrame], Any] | None = None,
-        session: Callable[[pd.DataFrame], Any] | None = None,
-        trace: Callable[[pd.DataFrame], Any] | None = None,
+        rollout: Callable[[pd.DataFrame], Any] | Any = None,
+        group: Callable[[pd.DataFrame], Any] | Any = None,
+        session: Callable[[pd.DataFrame], Any] | Any = None,
+        trace: Callable[[pd.DataFrame], Any] | Any = None,
         **columns: Any,
     ) -> Run:
         """Return a view of a part.
@@ -252,7 +252,8 @@ class Run:
         Parameters
         ----------
         rollout, group, session, trace
-            Functions from the level's frame to booleans, one per row.
+            Functions from the level's frame to booleans, one per row; or values of ``rollout_id``, ``group``,
+            ``session_id`` and ``trace_index``.
         **columns
             Values by column: one value, a collection, a `range`, or None for missing. Looked up in the
             outermost of the four tables that has the column.
@@ -266,6 +267,8 @@ class Run:
         ------
         KeyError
             If no table has such a column.
+        ValueError
+            If a column can hold no such value.
         """
         wanted = choose({"rollout": rollout, "group": group, "session": session, "trace": trace}, columns)
         return self._view(wanted)

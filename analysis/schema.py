@@ -148,6 +148,11 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
             "the samples of rejected groups, as they would have been trained on",
             "samples of groups that failed before they were converted",
         ),
+        "weight_pushes": Source(
+            "weight_pushes.jsonl",
+            "when weights were pushed, and whether the barrier had waited until no model call was in flight",
+            "which policy version a push brought",
+        ),
         "metrics": Source(
             "metrics.jsonl", "numbers per rollout and evaluation, as logged", "anything about single groups"
         ),

@@ -25,7 +25,12 @@ HEAD_BYTES = 1 << 16
 
 _SESSION_FILE = re.compile(r"ses_.+\.json")
 _COMPLETION_FILE = re.compile(r"\d+-.+\.json")
-_LINES = (("journal", SourceKind.JOURNAL), ("rejected", SourceKind.REJECTED), ("metrics", SourceKind.METRICS))
+_LINES = (
+    ("journal", SourceKind.JOURNAL),
+    ("rejected", SourceKind.REJECTED),
+    ("weight_pushes", SourceKind.WEIGHT_PUSHES),
+    ("metrics", SourceKind.METRICS),
+)
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]:,]', re.DOTALL)
 _DUMP_NAME = re.compile(rb"(?:X.\x00\x00\x00|\x8c.)(rollout_data|samples)", re.DOTALL)
 _DUMP_HEAD = 2048
@@ -132,6 +137,8 @@ def _lines_kind(path: PurePath, head: bytes) -> SourceKind | str:
         return SourceKind.JOURNAL
     if {"v", "group", "samples"} <= first.keys():
         return SourceKind.REJECTED
+    if {"ts", "server", "guarded"} <= first.keys():
+        return SourceKind.WEIGHT_PUSHES
     placed = first.keys() & {"rollout_id", "step", "rollout/step", "eval/step", "_step"}
     numbers = sum(isinstance(value, int | float) and "/" in name for name, value in first.items())
     if placed and numbers:

@@ -31,7 +31,9 @@ from analysis.token_cache import TokenCache
 
 __all__ = ["Settings", "Store"]
 
-APPEND_ONLY = frozenset({SourceKind.JOURNAL, SourceKind.REJECTED, SourceKind.METRICS})
+APPEND_ONLY = frozenset(
+    {SourceKind.JOURNAL, SourceKind.REJECTED, SourceKind.WEIGHT_PUSHES, SourceKind.METRICS}
+)
 """Kinds of files that only grow: what was read of them stays valid while their beginning stays the same."""
 
 _HEAD_BYTES = 4096

@@ -40,6 +40,8 @@ class SourceKind(StrEnum):
     """The bridge's event log."""
     REJECTED = "rejected"
     """The samples of rejected groups."""
+    WEIGHT_PUSHES = "weight_pushes"
+    """The barrier's list of weight pushes."""
     METRICS = "metrics"
     """One JSON object of numbers per line."""
     WANDB = "wandb"

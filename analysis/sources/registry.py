@@ -40,6 +40,7 @@ READERS = MappingProxyType(
         SourceKind.TRAIN_DUMP: "analysis.sources.train_dumps",
         SourceKind.JOURNAL: "analysis.sources.journal",
         SourceKind.REJECTED: "analysis.sources.rejected",
+        SourceKind.WEIGHT_PUSHES: "analysis.sources.weight_pushes",
         SourceKind.METRICS: "analysis.sources.metrics",
         SourceKind.WANDB: "analysis.sources.wandb_offline",
         SourceKind.PARQUET: "analysis.sources.parquet",

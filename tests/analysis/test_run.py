@@ -108,8 +108,39 @@ def test_filter_by_functions(run: analysis.Run) -> None:
     assert not chained.sessions()["usable"].any()
 
 
+def test_filter_by_the_numbers_of_levels(run: analysis.Run) -> None:
+    """Instead of a function a level takes what numbers its rows: one, several, a column of a frame."""
+    sessions = run.sessions()
+    wanted = sessions["session_id"].dropna().head(3)
+    assert run.filter(session=wanted).sessions()["session_id"].tolist() == wanted.tolist()
+    number = run.groups()["group"].dropna().iloc[0]
+    assert set(run.filter(group=number).groups()["group"]) == {number}
+    assert run.filter(rollout=range(1, 3)).rollouts().equals(run.filter(rollout_id=range(1, 3)).rollouts())
+    assert set(run.filter(trace=0).traces()["trace_index"]) == {0}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "match"),
+    [
+        ({"group": "x"}, "'group' holds int64, so no row can have 'x'"),
+        ({"rollout_id": 1.5}, "'rollout_id' holds int64, so no row can have 1.5"),
+        ({"rollout_id": [1, "x"]}, "no row can have 'x'"),
+        ({"rollout_id": 1 << 70}, "no row can have"),
+        ({"accepted": "maybe"}, "'accepted' holds bool"),
+    ],
+)
+def test_values_that_a_column_cannot_hold_are_refused(
+    run: analysis.Run, wanted: dict[str, object], match: str
+) -> None:
+    """They are named; a fraction is not cut to a number that some row has."""
+    with pytest.raises(ValueError, match=match):
+        run.filter(**wanted).groups()
+
+
 def test_filters_that_cannot_be_meant_are_refused(run: analysis.Run) -> None:
     """An unknown column at once; a function of the wrong shape when it is used."""
+    with pytest.raises(TypeError, match="rollout_id is given twice"):
+        run.filter(rollout=1, rollout_id=2)
     with pytest.raises(KeyError, match="acepted"):
         run.filter(acepted=True)
     with pytest.raises(ValueError, match="expected"):
