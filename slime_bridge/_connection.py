@@ -137,6 +137,9 @@ class Connection(asyncio.BufferedProtocol):
             self._waiter = self._then = None
             if idle is not None:
                 idle.cancel()
+            # An error refers to this frame. If the frame referred to it too, the memory that was being filled
+            # would stay until the garbage collector comes by.
+            del waiter, idle
 
     @property
     def received_at(self) -> float:
@@ -229,7 +232,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
-        self._error = exc
+        # The frames that it went through hold the memory that was being filled.
+        self._error = None if exc is None else exc.with_traceback(None)
         self._end()
         if not self._closed.done():
             self._closed.set_result(None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -40,6 +42,12 @@ class Peer:
     async def status(self) -> int:
         """Return the status of the next answer."""
         return int((await self.reader.readline()).split()[1])
+
+    def reset(self) -> None:
+        """End the connection as a process that crashes does: what is under way is lost."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
 
     async def end(self) -> None:
         """Wait until the listener has closed the connection."""
