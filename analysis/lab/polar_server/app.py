@@ -142,7 +142,7 @@ def _refuse_conflicts(services: Services, request: TaskRequest) -> None:
     """Answer 409 for a task that runs, was cancelled ahead of its submit, or that a script wants refused."""
     state, engine = services.runner.state, services.runner.engine
     known = state.tasks.get(request.task_id)
-    if known is not None and known.status in ("running", "cancelling"):
+    if known is not None and not known.over:
         raise HTTPException(409, f"task {request.task_id} is already running")
     if state.tombstones.get(request.task_id, 0.0) > time.monotonic():
         raise HTTPException(409, f"task {request.task_id} was cancelled")

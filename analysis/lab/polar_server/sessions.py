@@ -108,7 +108,9 @@ class TaskRunner:
             num_samples=request.num_samples,
         )
         self._runs[id(record)] = run
-        self.state.max_running_tasks = max(self.state.max_running_tasks, len(self._runs))
+        # A task that is over may still be delivering, while its result already brings the next one.
+        running = sum(not run.record.over for run in self._runs.values())
+        self.state.max_running_tasks = max(self.state.max_running_tasks, running)
         run.main = self._spawn(self._run(run))
         forgotten = run.fault("task_forgotten")
         if forgotten is not None:

@@ -119,6 +119,11 @@ class TaskRecord:
         return self.request.task_id
 
     @property
+    def over(self) -> bool:
+        """Whether its sessions have ended; the callback may still be under way."""
+        return self.status not in ("running", "cancelling")
+
+    @property
     def result_paths(self) -> list[str]:
         """Paths of the written session files in completion order."""
         return [session.path for session in self.finished if session.path is not None]
@@ -222,9 +227,7 @@ class ServerState:
     def pending_sessions(self) -> int:
         """Sessions that were created and have no result yet."""
         return sum(
-            len(record.sessions) - len(record.finished)
-            for record in self.tasks.values()
-            if record.status in ("running", "cancelling")
+            len(record.sessions) - len(record.finished) for record in self.tasks.values() if not record.over
         )
 
     def add(self, record: TaskRecord) -> None:
@@ -235,9 +238,7 @@ class ServerState:
 
     def drop_old_results(self, keep: int) -> None:
         """Forget the results of finished tasks but for the latest `keep`, oldest first."""
-        finished = [
-            record for record in self.tasks.values() if record.status not in ("running", "cancelling")
-        ]
+        finished = [record for record in self.tasks.values() if record.over]
         for record in finished[: max(0, len(finished) - keep)]:
             del self.tasks[record.task_id]
             for session in record.sessions:
