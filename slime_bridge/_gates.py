@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 import httpx
 
 from slime_bridge import _json
+from slime_bridge._certificates import ssl_context
 from slime_bridge._http_errors import HTTPX_ERRORS, Answer, error_of_answer, translate
 from slime_bridge.errors import BridgeError, ProtocolError, SubmitRejectedError
 from slime_bridge.protocol import NodeInfo, decode_nodes
@@ -157,7 +158,10 @@ class GateClient:
         with self._lock:
             if encrypted not in self._clients:
                 self._clients[encrypted] = httpx.Client(
-                    headers=self._headers, trust_env=self._trust_env, follow_redirects=False, verify=encrypted
+                    headers=self._headers,
+                    trust_env=self._trust_env,
+                    follow_redirects=False,
+                    verify=encrypted and ssl_context(trust_env=self._trust_env),
                 )
             return self._clients[encrypted]
 

@@ -186,7 +186,8 @@ def _detail(body: bytes) -> str:
     detail = _detail_field(body)
     if isinstance(detail, list):
         items = [item for item in detail[:5] if isinstance(item, dict)]
-        places = [".".join(str(part) for part in item.get("loc") or ()) for item in items]
+        paths = [item.get("loc") for item in items]
+        places = [".".join(map(str, path)) if isinstance(path, list) else str(path or "") for path in paths]
         found = [f"{place}: {item.get('msg', '')}" for place, item in zip(places, items, strict=True)]
         return "; ".join(found) + (f" (and {len(detail) - 5} more)" if len(detail) > 5 else "")
     if isinstance(detail, str):

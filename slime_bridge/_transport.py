@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import aiohttp
 import aiohttp.abc
 import anyio
-import httpx
 from yarl import URL
 
+from slime_bridge._certificates import ssl_context
 from slime_bridge._http_errors import Answer
 from slime_bridge.errors import ConfigError
 from slime_bridge.redaction import redact
@@ -89,7 +89,7 @@ class HttpTransport:
     Raises
     ------
     ConfigError
-        If the environment names a proxy that cannot be used.
+        If the environment names a proxy or certificates that cannot be used.
     """
 
     base_url: str
@@ -101,6 +101,9 @@ class HttpTransport:
 
     def __post_init__(self) -> None:
         self._proxy = _proxy_of(URL(self.base_url)) if self.trust_env else None
+        encrypted = self.base_url.startswith("https:") or (self._proxy or "").startswith("https:")
+        # Where nothing is encrypted, certificates would be loaded for nothing.
+        self._ssl = ssl_context(trust_env=self.trust_env) if encrypted else True
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -144,7 +147,7 @@ class HttpTransport:
             limit=self.max_connections,
             keepalive_timeout=_KEEP_ALIVE_SECONDS,
             resolver=_BoundedResolver(self.connect_timeout),
-            ssl=httpx.create_ssl_context(trust_env=self.trust_env) if self._encrypted else True,
+            ssl=self._ssl,
         )
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -158,10 +161,6 @@ class HttpTransport:
         # A GET on a kept connection that has just closed would be sent again here, unseen by fuse and policy.
         self._session._retry_connection = False
         return self._session
-
-    @property
-    def _encrypted(self) -> bool:
-        return self.base_url.startswith("https:") or (self._proxy or "").startswith("https:")
 
 
 class _BoundedResolver(aiohttp.ThreadedResolver):

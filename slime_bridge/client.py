@@ -342,11 +342,20 @@ def _parse_base_url(base_url: str) -> httpx.URL:
     # Not chained: httpx's message may quote the credentials of the URL.
     with suppress(httpx.InvalidURL):
         url = httpx.URL(base_url)
-    if url is None or url.scheme not in ("http", "https") or not url.host:
+    if url is None or url.scheme not in ("http", "https") or not _can_be_looked_up(url):
         raise ConfigError(
             f"polar_rollout_url {redact(base_url)!r} is not usable: it must look like http://host:8080 or https://host/prefix"
         )
     return url
+
+
+def _can_be_looked_up(url: httpx.URL) -> bool:
+    """Tell whether the host could be a name or an address, and the port a port: sockets take no others."""
+    try:
+        url.raw_host.decode().encode("idna")
+    except UnicodeError:  # a label that is empty or too long
+        return False
+    return bool(url.host) and (url.port is None or 0 < url.port < 1 << 16)
 
 
 def _shown(url: httpx.URL) -> str:

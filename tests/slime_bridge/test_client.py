@@ -241,6 +241,19 @@ class TestAnswers:
 
         run_virtual(main())
 
+    @pytest.mark.parametrize("place", [5, {"a": 1}, "agent", None, [None, 1.5]])
+    def test_validation_errors_of_another_form_are_errors_like_others(self, place: object) -> None:
+        """What stands in front of the server may have its own idea of a 422."""
+
+        async def main() -> None:
+            answer = _always(422, json={"detail": [{"loc": place, "msg": "no such agent"}]})
+            async with _client(answer) as client:
+                error = await _error(client.submit(b"{}"))
+            assert isinstance(error, SubmitRejectedError)
+            assert "no such agent" in str(error)
+
+        run_virtual(main())
+
     @pytest.mark.parametrize(("value", "expected"), [("7", 7.0), ("soon", None), ("", None), ("-1", None)])
     def test_retry_after(self, value: str, expected: float | None) -> None:
         """A busy server's wish is kept for the retry policy; its date form is ignored."""
@@ -350,7 +363,12 @@ class TestSecrets:
         assert "queryS3cret" not in text
 
     @pytest.mark.parametrize(
-        "url", ["", "polar:8080", "ftp://me:hunter2pass@polar", "http://", "http://me:hunter2pass@[::1"]
+        "url",
+        [
+            *("", "polar:8080", "ftp://me:hunter2pass@polar", "http://", "http://me:hunter2pass@[::1"),
+            *("http://me:hunter2pass@polar..local", f"http://me:hunter2pass@{'a' * 64}:8080"),
+            *("http://me:hunter2pass@polar:65536", "http://me:hunter2pass@polar:0"),
+        ],
     )
     def test_unusable_url_is_a_configuration_error_without_its_credentials(self, url: str) -> None:
         """A bad URL is reported under its key before anything is sent."""

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from slime_bridge._gates import GateClient
+from slime_bridge.errors import ConfigError
 
 
 @dataclass
@@ -44,3 +45,12 @@ def test_certificates_are_verified_wherever_there_can_be_some(
     assert made[-1].verify_mode is ssl.CERT_REQUIRED
     assert len(made) == (1 if verified else 2)
     assert first.is_closed
+
+
+def test_certificates_that_cannot_be_loaded_are_an_error_of_the_bridge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever opens gates goes on with the others; an error of another kind would end a weight push."""
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
+    with GateClient(_Owner(trust_env=True)) as client, pytest.raises(ConfigError, match=r"/nowhere/ca\.pem"):
+        client.nodes(timeout=1.0)

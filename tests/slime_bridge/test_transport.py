@@ -509,6 +509,19 @@ class TestEnvironment:
 
         run_real(main())
 
+    def test_certificates_that_cannot_be_loaded_are_a_configuration_error(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    ) -> None:
+        """They are named before anything is sent, and only where they would be needed."""
+        empty = tmp_path / "ca.pem"
+        empty.write_text("no certificate\n")
+        for path in (empty, tmp_path / "missing.pem"):
+            monkeypatch.setenv("SSL_CERT_FILE", str(path))
+            PolarClient("https://polar")
+            PolarClient("http://polar", trust_env=True)
+            with pytest.raises(ConfigError, match=re.escape(str(path))):
+                PolarClient("https://polar", trust_env=True)
+
 
 class TestLogging:
     def test_requests_leave_no_line(self, caplog: pytest.LogCaptureFixture) -> None:
