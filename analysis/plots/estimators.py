@@ -18,6 +18,7 @@ __all__ = ["plot_estimator_agreement", "plot_estimator_lengths", "plot_estimator
 _BINS = 60
 _ROOM = 0.85
 _MOST_ESTIMATORS = 8
+_TINY = 1e-12  # the bound of `zero_share` in a comparison
 _MOST_BARS = 300
 
 
@@ -25,8 +26,8 @@ _MOST_BARS = 300
 def plot_estimators(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draw how the advantages of each estimator are distributed, one ridge below the other.
 
-    Traces with an advantage of exactly 0 are left out of the ridges and given as a share at the right; each
-    ridge is scaled to the same height.
+    Traces with an advantage of 0 (up to 1e-12, as in `compare(run).summary`: sums leave such rests) are
+    left out of the ridges and given as a share at the right; each ridge is scaled to the same height.
 
     Parameters
     ----------
@@ -52,12 +53,13 @@ def plot_estimators(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     fills = colours_for(found)
     for place, name in enumerate(found):
         own = advantage[names == name]
-        counts, _ = np.histogram(own[own != 0.0], bins=sides)
+        zero = np.abs(own) <= _TINY
+        counts, _ = np.histogram(own[~zero], bins=sides)
         heights = counts / max(int(counts.max()), 1) * _ROOM
         base = float(len(found) - 1 - place)
         ax.stairs(base + heights, sides, baseline=base, fill=True, color=fills[name], alpha=0.85, linewidth=0)
         ax.plot([-reach, reach], [base, base], color=fills[name], linewidth=0.8)
-        share = f"{float((own == 0.0).mean()):.0%}"
+        share = f"{float(zero.mean()):.0%}"
         ax.text(1.02, base + 0.08, share, transform=ax.get_yaxis_transform(), fontsize=7, color=colour("ink"))
     ax.text(
         1.02, len(found) - 0.02, "zero", transform=ax.get_yaxis_transform(), fontsize=7, color=colour("muted")

@@ -25,6 +25,15 @@ def test_zeros_are_a_share_and_not_a_ridge(ax: Axes) -> None:
     assert (first.values > first.baseline).sum() == 1
 
 
+def test_rests_of_sums_are_zeros(ax: Axes) -> None:
+    """What floats leave of a 0 is no advantage: the share is the one of the comparison's table."""
+    frame = pd.DataFrame({"estimator": ["max_at_k"] * 4, "advantage": [0.0, 2.8e-17, -5.6e-17, 1.0]})
+    plot_estimators(frame, ax=ax)
+    assert said(ax) == ["75%", "zero"]
+    ridge = ax.patches[0].get_data()
+    assert (ridge.values > ridge.baseline).sum() == 1
+
+
 def test_each_pair_has_one_field(ax: Axes) -> None:
     """Fields hold the correlation and the share of flips, in whichever order the pair is given."""
     frame = pd.DataFrame(
