@@ -156,8 +156,10 @@ def _sample(title: str, row: pd.Series) -> Sample:
         ("turns", "{:.0f} turns"),
         ("response_tokens", "{:,.0f} response tokens"),
     ):
-        if pd.notna(row[name]):
-            facts.append(words.format(float(row[name])).replace("-", "−"))
+        # No turn is counted where the server masked all that was sampled, as it does with failed sessions.
+        if pd.notna(row[name]) and not (name == "turns" and row[name] == 0):
+            said = words.format(float(row[name])).replace("-", "−")
+            facts.append(said.removesuffix("s") if said in ("1 turns", "1 response tokens") else said)
     if pd.notna(row["status"]):
         facts.append(str(row["status"]))
     return Sample(title, str(row["session_id"]), " · ".join(facts))

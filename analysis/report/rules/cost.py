@@ -58,8 +58,7 @@ def rejection_surge(measures: Measures) -> Finding | None:
         f"{share_text(found.inside)} of the groups of rollouts {first} to {last} were rejected: {named}; "
         f"usual in "
         f"this run are {share_text(found.usual)}.",
-        "rejections.ledger(run) has the numbers that decided each; rejections.replay(run, ...) says what "
-        "other "
+        "stats.ledger(run) has the numbers that decided each; stats.replay(run, ...) says what other "
         "settings would have kept.",
         (found.stop - found.start) / len(series) * found.inside,
         course(series, ["rejected_share", "delivered", "rejected", "failed_share"], found.start, found.stop),
@@ -109,7 +108,7 @@ def trainer_waits(measures: Measures) -> Finding | None:
         "warning" if mean >= 0.8 else "info",
         f"The trainer waited for {share_text(mean)} of the time.",
         "More groups in flight (polar_max_async_level) fill the gap at the price of lag: "
-        "staleness.whatif(run, ...) says how much of each.",
+        "stats.whatif(run, ...) says how much of each.",
         mean,
         course(series, ["wait_share", "lag", "rejected_share"]),
         "idle",

@@ -153,8 +153,7 @@ def audit_errors(measures: Measures) -> Finding | None:
         f"The audit found {errors:,} errors and {len(wrong) - errors:,} warnings in the tokens and "
         f"numbers that it "
         f"looked at: {named}.",
-        "analysis.stats.fidelity.audit(run) lists each with its place; nothing that is computed from such "
-        "traces "
+        "stats.audit(run) lists each with its place; nothing that is computed from such traces "
         "can be trusted.",
         min(1.0, len(wrong) / traces),
         wrong[names].head(8).reset_index(drop=True),
@@ -173,7 +172,8 @@ def incomplete_data(measures: Measures) -> Finding | None:
     share = matched / dumped if dumped and trained else 1.0
     if not len(problems) and share >= 0.99:
         return None
-    said = [f"{len(problems):,} problems were met while loading"] if len(problems) else []
+    met = "problem was" if len(problems) == 1 else "problems were"
+    said = [f"{len(problems):,} {met} met while loading"] if len(problems) else []
     said += [f"train dumps match {share_text(share)} of the dumped samples"] if share < 0.99 else []
     statement = f"{' and '.join(said)}: this page is about what was read and matched."
     rows: pd.DataFrame = problems if len(problems) else coverage[coverage["fraction"] < 1]
