@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--estimator",
         metavar="NAME",
-        help="advantage estimator: a name such as rloo, or module:attribute (default: the bridge's)",
+        help="advantage estimator: a name such as rloo, or module:attribute with its module on PYTHONPATH "
+        "(default: the bridge's)",
     )
     parser.add_argument(
         "--settings",
@@ -83,7 +84,10 @@ def _check_estimator(settings: LabSettings) -> None:
     try:
         get_estimator(settings.advantage_estimator, settings.advantage_estimator_kwargs)
     except AdvantageError as error:
-        raise ValueError(f"--estimator: {error}") from error
+        hint = ""
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            hint = "\na module in this folder is found with PYTHONPATH=. before the command"
+        raise ValueError(f"--estimator: {error}{hint}") from error
 
 
 def _read_settings(path: Path) -> LabSettings:

@@ -17,7 +17,12 @@ def _options(*words: str) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("lo", "did you mean 'loo'"), ("no_such_module:Mine", "cannot import")]
+    ("name", "reason"),
+    [
+        ("lo", "did you mean 'loo'"),
+        ("no_such_module:Mine", "cannot import"),
+        ("no_such_module:Mine", "PYTHONPATH=. before the command"),
+    ],
 )
 def test_an_unknown_estimator_is_refused_at_once(
     name: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
