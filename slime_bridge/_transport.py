@@ -157,10 +157,25 @@ class HttpTransport:
             read_bufsize=_READ_BYTES,
             trust_env=self.netrc,
             cookie_jar=aiohttp.CookieJar(unsafe=True),
+            middlewares=(_only_once,),
         )
-        # A GET on a kept connection that has just closed would be sent again here, unseen by fuse and policy.
-        self._session._retry_connection = False
         return self._session
+
+
+async def _only_once(
+    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Send a request one time only.
+
+    aiohttp repeats a GET or DELETE on a kept connection that has just closed, unseen by fuse and policy. It
+    knows that case by the two classes of the error, so that the error comes out as their base.
+    """
+    try:
+        return await send(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
+        raise aiohttp.ClientConnectionError(str(exc) or "the connection was cut") from exc
 
 
 class _BoundedResolver(aiohttp.ThreadedResolver):

@@ -21,16 +21,17 @@ __all__ = ["check_slime", "check_tracking", "check_versions", "installed_version
 _SLIME = "slime"
 _VERSIONS = "versions"
 _TRACKING = "wandb"
-_OURS = ("aiohttp", "anyio", "h11", "httpx", "msgspec", "numpy", "pyyaml")
+_OURS = ("aiohttp", "anyio", "h11", "httpx", "msgspec", "numpy", "pysimdjson", "pyyaml")
 _THEIRS = ("slime", "ray", "torch", "sglang", "sglang-router", "megatron-core", "transformers", "wandb")
 _KNOWN_SLIME = ("0.3.0", "0.3.1")
 _LEAST = {
-    "aiohttp": (3, 10),
+    "aiohttp": (3, 12),
     "anyio": (4, 4),
     "h11": (0, 14),
     "httpx": (0, 27),
     "msgspec": (0, 19),
     "numpy": (1, 26),
+    "pysimdjson": (6, 0),
     "pyyaml": (6, 0),
 }
 _WANDB_WITHOUT_GENERATE_ID = (0, 31)

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from slime_bridge.doctor import environment as doctor_environment
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -66,6 +68,16 @@ def test_environment_file_is_in_step_with_the_package() -> None:
     for package in ("torch", "sglang", "sglang-router", "megatron-core", "ray", "wandb"):
         assert package in listed
     assert re.fullmatch(r"slime @ git\+https://\S+/THUDM/slime\.git@v\d+\.\d+\.\d+", listed["slime"])
+
+
+def test_doctor_knows_the_requirements() -> None:
+    """`slime-bridge doctor` looks for every requirement of the core, from its lower bound on."""
+    bounds = {
+        _name(requirement): tuple(map(int, requirement.split(">=")[1].split(".")))
+        for requirement in _project()["dependencies"]
+    }
+    assert bounds == doctor_environment._LEAST
+    assert set(bounds) == set(doctor_environment._OURS)
 
 
 def test_constraints_pin_every_direct_requirement() -> None:

@@ -93,7 +93,7 @@ class TestCommand:
         code = (
             "import sys, slime_bridge.cli, slime_bridge.patch_slime\n"
             "slime_bridge.cli.build_parser()\n"
-            "heavy = {'aiohttp', 'anyio', 'h11', 'httpx', 'msgspec', 'numpy', 'yaml'}\n"
+            "heavy = {'aiohttp', 'anyio', 'h11', 'httpx', 'msgspec', 'numpy', 'simdjson', 'yaml'}\n"
             "print(sorted(heavy & set(sys.modules)))\n"
         )
         done = subprocess.run(

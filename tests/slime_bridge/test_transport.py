@@ -18,7 +18,6 @@ from typing import Any
 import anyio
 import pytest
 
-from slime_bridge import _transport
 from slime_bridge.client import PolarClient, connection_limits
 from slime_bridge.errors import (
     BridgeError,
@@ -537,16 +536,3 @@ class TestLogging:
             run_real(main())
         assert not [record for record in caplog.records if record.name != "asyncio"]
         assert "hunter2pass" not in caplog.text
-
-    def test_transport_is_what_the_client_uses(self) -> None:
-        """The library that the retry switch belongs to still has it."""
-
-        async def main() -> None:
-            transport = _transport.HttpTransport(
-                base_url="http://127.0.0.1:9", connect_timeout=1.0, read_timeout=1.0, max_connections=1
-            )
-            session = transport._open()
-            assert session._retry_connection is False
-            await transport.aclose()
-
-        run_real(main())
