@@ -44,6 +44,7 @@ _COLUMNS = (
     "prompts",
     "design",
 )
+_ROUNDED = ("first", "second", "difference", "low", "high", "p_holm", "detectable")
 _FIGURES = ("reward", "signal", "rejections", "policy_lag")
 _LEAST_SESSIONS = 10
 _TITLES = {
@@ -182,7 +183,7 @@ def comparison_section(
         table(
             frame,
             caption="What sessions gave, prompt by prompt",
-            formats=dict.fromkeys(("first", "second", "difference", "low", "high", "detectable"), _rounded),
+            formats=dict.fromkeys(_ROUNDED, _rounded),
             labels=labels | {"p_holm": "p (Holm)"},
             titles=_TITLES,
         )
@@ -195,8 +196,8 @@ def comparison_section(
     pairs = Markup("").join(_pairs(first, second, labels, redactor)) if figures else Markup("")
     intro = (
         "Differences are second minus first, each prompt counted once. An interval without 0 is a "
-        "difference; where "
-        "it holds 0, what is smaller than “detectable” may have been missed."
+        "difference, taken alone; p allows for the number of rows. Where the interval holds 0, what is "
+        "smaller than “detectable” may have been missed."
     )
     return Section("comparison", f"Compared with {labels['second']}", intro, tables + pairs)
 

@@ -216,7 +216,8 @@ def check_templates(
         name = (
             f"{counted(len(sizes), 'row')} of {source}" if source else "a made-up prompt (no --prompt-data)"
         )
-        evidence = f"requests of {min(sizes)} to {max(sizes)} bytes"
+        low, high = min(sizes), max(sizes)
+        evidence = f"requests of {low} to {high} bytes" if low < high else f"requests of {low} bytes"
         summary = f"requests render for {name}"
         found.insert(0, finding(_TEMPLATES, Severity.OK, summary, evidence=evidence))
     if source is not None and getattr(args, "apply_chat_template", None):

@@ -463,6 +463,15 @@ class TestTemplates:
         assert "blank instruction" in errors[1].evidence
         assert sample.prompt == "a"
 
+    def test_requests_of_one_size_are_no_range(self, tmp_path):
+        """The row says how large requests are, from the smallest to the largest where they differ."""
+        row = {"input": "a", "metadata": {"level": 3}}
+        evidence = [
+            self.found(tmp_path, rows)[0][0].evidence for rows in ([row, row], [row, {**row, "input": "ab"}])
+        ]
+        size = int(evidence[0].split()[2])
+        assert evidence == [f"requests of {size} bytes", f"requests of {size} to {size + 1} bytes"]
+
     def test_lines_that_slime_passes_over_are_counted(self, tmp_path):
         """They would be missing from the epoch without a word."""
         found, _ = self.found(tmp_path, [{"input": "a"}, "{torn", ""], template=SCRIPTED)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
+from analysis.report import write_report
 from analysis.report.rules.data import incomplete_data
 from analysis.report.samples import _sample
+from tests.analysis.report.test_page import given
 
 
 @pytest.mark.parametrize(
@@ -45,3 +49,13 @@ def test_one_problem_is_one(count: int, words: str) -> None:
     found = incomplete_data(measures)
     assert found is not None
     assert found.title.startswith(words)
+
+
+def test_a_small_p_is_no_zero(tmp_path: Path) -> None:
+    """A comparison gives p values to three digits, not to two places."""
+    out = tmp_path / "page.html"
+    write_report(given(), out, compare=given("reward drop"), figures=False)
+    page = out.read_text("utf-8")
+    row = page[page.index("training reward, rollouts") :]
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", row[: row.index("</tr>")])
+    assert 0 < float(cells[5]) < 0.01
