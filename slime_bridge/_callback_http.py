@@ -6,12 +6,14 @@ Knows HTTP and sockets only: who may post what, and what a body means, is decide
 from __future__ import annotations
 
 import http
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
+import anyio.lowlevel
 import h11
 
 from slime_bridge._body import MAPPED_BYTES, Body, joined, mapped
@@ -22,6 +24,8 @@ __all__ = ["BodyTooLargeError", "ConnectionCutError", "HttpExchange", "Limits"]
 _HEAD_BYTES = 16 * 1024
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 1 << 20
+# So many parts of a request are read before others get a turn: two milliseconds' worth.
+_EVENTS_PER_TURN = 128
 
 
 class BodyTooLargeError(Exception):
@@ -147,7 +151,10 @@ class HttpExchange:
     async def _chunks(self) -> AsyncIterator[bytes]:
         size = 0
         self._send_continue()
-        while True:
+        for number in itertools.count(1):
+            # One read can hold tens of thousands of tiny chunks.
+            if number % _EVENTS_PER_TURN == 0:
+                await anyio.lowlevel.checkpoint()
             with anyio.fail_after(self._limits.idle_timeout):
                 event = await self._next_event()
             if isinstance(event, h11.Data):

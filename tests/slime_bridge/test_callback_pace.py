@@ -6,6 +6,8 @@ import time
 from typing import Any
 
 import anyio
+import anyio.lowlevel
+import h11
 import pytest
 
 from slime_bridge import callbacks
@@ -80,6 +82,43 @@ class TestSlowSenders:
                 assert wakes[:1] == [len(pieces)]
 
         run_real(main())
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_tiny_chunks_leave_turns_to_others(self, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A read that holds thousands of chunks is taken apart in stretches, also where it is dropped."""
+        body = result(50_000)
+        chunks = b"".join(b"2\r\n%s\r\n" % body[at : at + 2] for at in range(0, len(body), 2))
+        parts = most = 0
+        following = h11.Connection.next_event
+
+        def counted(connection: h11.Connection) -> Any:
+            nonlocal parts
+            parts += 1
+            return following(connection)
+
+        async def take_turns() -> None:
+            nonlocal parts, most
+            while True:
+                most, parts = max(most, parts), 0
+                await anyio.lowlevel.checkpoint()
+
+        monkeypatch.setattr(h11.Connection, "next_event", counted)
+
+        async def main() -> None:
+            async with CallbackListener("127.0.0.1") as listener, anyio.create_task_group() as tasks:
+                tasks.start_soon(take_turns)
+                handle = listener.register("t-1")
+                if late:
+                    handle.close()
+                peer = await Peer.open(listener)
+                await peer.send(head(handle, None) + chunks + b"0\r\n\r\n")
+                assert await peer.status() == 200
+                await peer.end()
+                assert handle.take() == (None if late else body)
+                tasks.cancel_scope.cancel()
+
+        run_real(main())
+        assert 0 < most < 1000
 
 
 class TestCatchingUp:
