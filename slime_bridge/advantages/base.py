@@ -204,6 +204,11 @@ class FromFunction(AdvantageEstimator):
                 f"expected a function of rewards, groups and trajectories, got {self.function!r}"
             )
 
+    def __repr__(self) -> str:
+        """Give the function's name and its parameters: where it lies in memory tells nobody anything."""
+        given = self.function.keywords if isinstance(self.function, partial) else {}
+        return f"{estimator_name(self)}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
     @property
     def scaling(self) -> Scaling:
         """Unknown."""

@@ -8,6 +8,7 @@ import random
 import statistics
 import sys
 from collections import defaultdict
+from functools import partial
 
 import numpy as np
 import pytest
@@ -614,6 +615,7 @@ class TestRegistry:
 
         data = batch([1.0, 3.0, math.nan, 9.0], [5, 5, 5, 8], valid=[True, True, True, False])
         assert from_function(mean_centred)(data).tolist() == [-1, 1, 0, 0]
+        assert repr(from_function(partial(mean_centred, k=2.0))).endswith("mean_centred(k=2.0)")
         assert seen == {"groups": [0, 0], "trajectories": [0, 1]}
 
     def test_functions_that_answer_wrongly(self):
