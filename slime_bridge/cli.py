@@ -200,7 +200,13 @@ def _render(options: argparse.Namespace) -> int:
             raise ConfigError(
                 f"{source}, line {row.line} {row.problem}" + (f"\n{row.fix}" if row.fix else "")
             )
-    request = build_request(args, config, row.sample, evaluation=options.evaluation)
+    try:
+        request = build_request(args, config, row.sample, evaluation=options.evaluation)
+    except BridgeError as error:
+        if source is not None or "sample.metadata" not in str(error):
+            raise
+        hint = "this prompt has no metadata; a row of your own comes with --prompt-data FILE"
+        raise ConfigError(f"{error}\n{hint}") from error
     _say_json(json.loads(encode_task_request(request)))
     return WELL
 

@@ -169,6 +169,7 @@ class TestDoctor:
             ("a:\n  b: 1\n  b: 2", "line 3: the key 'b' stands there twice"),
             ("7: x", "the key 7 is no text"),
             ("a: 2026-02-31", "is not YAML"),
+            ("[" * 2000, "is not YAML"),
         ],
     )
     def test_a_file_that_is_no_configuration(self, tmp_path, capsys, text, words):
@@ -189,6 +190,11 @@ class TestDoctor:
             code, _, err = run(capsys, "doctor", "-c", config(), "--set", setting)
             assert code == 2
             assert "expected key=value" in err
+        for value in ("[", "2026-02-31", "[" * 2000):
+            code, _, err = run(capsys, "doctor", "-c", config(), "--set", f"seed={value}")
+            assert code == 2
+            assert "the value is not YAML" in err
+            assert "Traceback" not in err
 
     def test_the_first_lines_come_at_once_through_a_pipe(self, config):
         """While the probe still runs, everything found so far has been written."""
@@ -238,6 +244,14 @@ class TestRender:
         assert json.loads(out)["instruction"] == "Do {this}."
         _, out, _ = run(capsys, "render", "-c", path, "--prompt", "x", "--evaluation")
         assert json.loads(out)["metadata"]["agent_timeout"] == 9
+
+    def test_a_prompt_without_metadata_says_how_to_give_some(self, config, capsys):
+        """Templates that need a row's metadata fail on a made-up prompt; the way to a row is named."""
+        path = config(polar_task_template={"agent": {"harness": "h", "image": "{sample.metadata.image}"}})
+        code, out, err = run(capsys, "render", "-c", path)
+        assert (code, out) == (2, "")
+        assert "has no 'image'" in err
+        assert "--prompt-data FILE" in err
 
     def test_what_cannot_be_rendered(self, config, capsys, tmp_path):
         """A wrong key, a wrong template, a row that is not there: exit code 2 and the reason."""
