@@ -62,7 +62,7 @@ def read_config_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except ConfigError as exc:
         raise ConfigError(f"{path}: {exc}") from None
-    except (yaml.YAMLError, ValueError) as exc:
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
         # A ValueError is a byte that is no UTF-8, or a date that does not exist.
         raise ConfigError(f"{path} is not YAML: {' '.join(str(exc).split())}") from exc
     if not isinstance(document, dict):
@@ -92,8 +92,9 @@ def arguments(keys: Mapping[str, Any], settings: Iterable[str] = ()) -> SimpleNa
             raise ConfigError(f"--set {setting!r}: expected key=value, such as rollout_batch_size=32")
         try:
             setattr(args, key, yaml.safe_load(text))
-        except yaml.YAMLError as exc:
-            raise ConfigError(f"--set {setting!r}: the value is not YAML: {exc}") from exc
+        except (yaml.YAMLError, ValueError, RecursionError) as exc:
+            words = " ".join(str(exc).split())
+            raise ConfigError(f"--set {setting!r:.200}: the value is not YAML: {words}") from exc
     return args
 
 

@@ -27,8 +27,9 @@ def run_command(name: str, job: Callable[[], int]) -> int:
     Returns
     -------
     int
-        What `job` returns; 2 where standard output is closed; 141 where what reads the output has gone; 130
-        after Ctrl-C, or what the interruption has as ``exit_code``.
+        What `job` returns; 2 where standard output is closed or cannot be written, as on a full disk; 141
+        where what reads the output has gone; 130 after Ctrl-C, or what the interruption has as
+        ``exit_code``.
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")
@@ -39,19 +40,36 @@ def run_command(name: str, job: Callable[[], int]) -> int:
         try:
             code = job()
         except SystemExit:
-            sys.stdout.flush()
+            if not _is_written(name):
+                return 2
             raise
-        sys.stdout.flush()
-        return code
+        return code if _is_written(name) else code or 2
     except BrokenPipeError:
-        # The interpreter flushes standard output once more on its way out, and must not complain either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt as interruption:
         # A job that holds resources handles its own interruption; this one came before it could, or after it
         # was done.
         complain("interrupted")
         return int(getattr(interruption, "exit_code", 128 + signal.SIGINT))
+
+
+def _is_written(name: str) -> bool:
+    """Write what the output still holds; where that cannot be done, as on a full disk, say why."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        complain(f"{name}: the result could not be written: {reason(error)}")
+        _discard_output()
+        return False
+    return True
+
+
+def _discard_output() -> None:
+    # The interpreter flushes standard output once more on its way out, and must not complain either.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(text: str) -> None:

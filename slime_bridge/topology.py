@@ -42,7 +42,7 @@ def load_topology(topology_path: str) -> dict[str, Any]:
         raise ConfigError(
             f"polar_topology_path {topology_path!r} cannot be read: {exc.strerror or exc}"
         ) from exc
-    except (yaml.YAMLError, ValueError) as exc:
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
         # A ValueError is a byte that is no UTF-8, or a date that does not exist.
         raise ConfigError(f"polar_topology_path {topology_path!r} is not YAML: {_one_line(exc)}") from exc
     if not isinstance(document, dict):

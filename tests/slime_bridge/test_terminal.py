@@ -80,6 +80,19 @@ def test_a_reader_that_is_gone_ends_a_command_as_the_signal_does(call: str) -> N
     assert done.returncode in ((0, 141) if "--help" in call else (141,))
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("call", ["BRIDGE keys", "WORKBENCH lab --help", "BRIDGE --version"])
+def test_a_full_disk_is_said_in_words(call: str, unbuffered: str) -> None:
+    """A result that was not written is no success, and no traceback either."""
+    done = shell(f"PYTHONUNBUFFERED={unbuffered} {call} > /dev/full")
+    assert "Traceback" not in done.stderr
+    assert "Errno" not in done.stderr
+    if unbuffered and call != "BRIDGE keys":
+        return  # argparse itself passes over a help text that cannot be written
+    assert done.returncode == 2
+    assert "no space left on device" in done.stderr
+
+
 def test_an_interruption_is_a_word_and_130(capsys: pytest.CaptureFixture[str]) -> None:
     """At whatever point it comes, the parsing of options included."""
 

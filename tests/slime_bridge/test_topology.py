@@ -92,6 +92,7 @@ class TestRolloutUrl:
             ("- a\n", "holds a list"),
             ("rollout: [1\n", "is not YAML"),
             ("when: 2024-99-99\n", "is not YAML"),
+            (f"rollout: {'[' * 2000}", "is not YAML"),
             ("rollout:\n", "`rollout` is empty: expected a mapping"),
             ("gateway: []\n", "`gateway` is a list: expected a mapping"),
             ("rollout: {port: 0}\n", "rollout.port is 0: expected an integer from 1 to 65535"),
