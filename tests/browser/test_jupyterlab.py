@@ -79,6 +79,9 @@ def test_exploring_a_run(long_run, jupyter, open_notebook, screenshot):
     expect(trajectories.locator(".wb-grid-row")).to_have_count(len(given))
     shown = [float(text.replace("\N{MINUS SIGN}", "-")) for text in column_of(trajectories, "advantage")]
     assert shown == pytest.approx(given.advantage.tolist(), abs=5e-4)
+    # What the room of the last column may not suffice for can be read by pointing at it.
+    written = trajectories.locator(".wb-grid-row").first.locator(".wb-grid-td").last
+    expect(written).to_have_attribute("title", written.inner_text())
 
     # A session's tokens: only those in sight are in the page, and scrolling reaches the last one.
     trajectories.locator(".wb-grid-row").first.click()

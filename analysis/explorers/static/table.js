@@ -273,7 +273,9 @@ function render({ model, el }) {
       const cell = make("div", `wb-grid-td wb-kind-${column.kind}`);
       cell.setAttribute("role", "gridcell");
       fill(cell, row.cells[place], column);
-      if (!cell.title && cell.textContent.length > column.width) cell.title = cell.textContent;
+      // The last column takes the room that is left, which may be less than its text needs.
+      const room = place === columns.length - 1 ? Math.min(column.width, LEAST) : column.width;
+      if (!cell.title && cell.textContent.length > room) cell.title = cell.textContent;
       node.append(cell);
     });
     node.addEventListener("click", (event) => {
