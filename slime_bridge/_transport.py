@@ -20,6 +20,7 @@ from yarl import URL
 
 from slime_bridge._certificates import ssl_context
 from slime_bridge._http_errors import Answer
+from slime_bridge._http_url import parse_http_url
 from slime_bridge.errors import ConfigError
 from slime_bridge.redaction import redact
 
@@ -198,9 +199,9 @@ def _proxy_of(url: URL) -> str | None:
         return None
     if "://" not in proxy:
         proxy = f"http://{proxy}"
-    if not proxy.startswith(("http://", "https://")):
+    if (parsed := parse_http_url(proxy)) is None:
         raise ConfigError(
-            f"the environment's proxy {redact(proxy)!r} cannot be used: it must be an http:// or "
-            "https:// one; name the server in NO_PROXY, or unset polar_trust_env"
+            f"the environment's proxy {redact(proxy)!r} cannot be used: it must look like "
+            "http://host:port or https://host:port; name the server in NO_PROXY, or unset polar_trust_env"
         )
-    return proxy
+    return f"{parsed.scheme}://{proxy.partition('://')[2]}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -22,6 +21,7 @@ import httpx
 
 from slime_bridge import _json
 from slime_bridge._http_errors import Answer, error_of_answer, translate
+from slime_bridge._http_url import parse_http_url
 from slime_bridge._transport import HttpTransport, Transport
 from slime_bridge.errors import (
     BridgeError,
@@ -338,24 +338,12 @@ class PolarClient:
 
 
 def _parse_base_url(base_url: str) -> httpx.URL:
-    url: httpx.URL | None = None
-    # Not chained: httpx's message may quote the credentials of the URL.
-    with suppress(httpx.InvalidURL):
-        url = httpx.URL(base_url)
-    if url is None or url.scheme not in ("http", "https") or not _can_be_looked_up(url):
+    url = parse_http_url(base_url)
+    if url is None:
         raise ConfigError(
             f"polar_rollout_url {redact(base_url)!r} is not usable: it must look like http://host:8080 or https://host/prefix"
         )
     return url
-
-
-def _can_be_looked_up(url: httpx.URL) -> bool:
-    """Tell whether the host could be a name or an address, and the port a port: sockets take no others."""
-    try:
-        url.raw_host.decode().encode("idna")
-    except UnicodeError:  # a label that is empty or too long
-        return False
-    return bool(url.host) and (url.port is None or 0 < url.port < 1 << 16)
 
 
 def _shown(url: httpx.URL) -> str:

@@ -464,9 +464,18 @@ class TestEnvironment:
         assert "Proxy Authentication Required" in text
         assert not any(secret in text for secret in ("hunter2pass", "hunter3pass", "queryS3cret"))
 
-    def test_proxy_of_another_kind_is_a_configuration_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        "proxy",
+        [
+            *("socks5://pu:hunter2pass@127.0.0.1:9", "http://pu:hunter2pass@127.0.0.1:x", "http://"),
+            *("http://pu:hunter2pass@[::1", "http://pu:hunter2pass@127.0.0.1:65536", "pu:hunter2pass@a..b"),
+        ],
+    )
+    def test_proxy_that_cannot_be_one_is_a_configuration_error(
+        self, proxy: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """It is said before anything is sent, without the proxy's password."""
-        monkeypatch.setenv("ALL_PROXY", "socks5://pu:hunter2pass@127.0.0.1:9")
+        monkeypatch.setenv("ALL_PROXY", proxy)
         PolarClient("http://polar")
         with pytest.raises(ConfigError, match="NO_PROXY") as caught:
             PolarClient("http://polar", trust_env=True)
