@@ -161,10 +161,16 @@ def replay(
     lags = _lags(table, numbers)
     members = [[outcomes[int(row)] for row in own] for own in rows]
     dropped = texts(table, "reject_reason") == RejectReason.FILTERED.value
+    # Too old while it was in flight: nobody asked for its content.
+    early = (texts(table, "reject_reason") == RejectReason.TOO_STALE.value) & ~known(table, "verdict")
     verdicts = []
     for place, worker in enumerate(texts(table, "worker")):
         recorded, wanted = configs.get(worker, configs[None])
-        verdict = _again(members[place], lags[place], recorded, wanted, dict(filters or {}))
+        lag = lags[place]
+        if early[place] and members[place] and lag is not None and lag > wanted.max_staleness:
+            verdict = Verdict(False, str(RejectReason.TOO_STALE))
+        else:
+            verdict = _again(members[place], lag, recorded, wanted, dict(filters or {}))
         same_filter = recorded.dynamic_sampling_filter_path == wanted.dynamic_sampling_filter_path
         if verdict.accepted and dropped[place] and same_filter:
             verdict = Verdict(False, str(RejectReason.FILTERED))

@@ -294,6 +294,23 @@ class TestOtherSettings:
         assert again.groups["replayed_accepted"].isna().tolist() == [True]
         assert again.exact
 
+    def test_too_old_in_flight_comes_before_content(self) -> None:
+        """Nobody judged the content of a group that grew too old in flight, though its sessions are known."""
+        builder = RunBuilder(min_complete_accept_fraction=0.9, max_async_level=2, update_weights_interval=1)
+        builder.group(
+            [1.0, 0.0, 0.0, 0.0],
+            sessions=[{"usable": False, "completed": False}, {}, {}, {}],
+            accepted=False,
+            reject_reason="too_stale",
+            verdict=None,
+            verdict_numbers='{"staleness": 4, "max_staleness": 3}',
+        )
+        again = replay(builder.tables())
+        assert again.exact
+        assert again.groups["replayed_reason"].tolist() == ["too_stale"]
+        wider = replay(builder.tables(), {"max_async_level": 50})
+        assert wider.groups["replayed_reason"].tolist() == ["low_complete_fraction"]
+
     def test_unknown_settings_and_empty_runs(self) -> None:
         """A misspelt setting is an error; no groups give empty frames and missing shifts."""
         with pytest.raises(StatsError, match="fracton"):
