@@ -136,15 +136,28 @@ def write_page(notebook: Any, target: Path) -> Path:
 
 
 def without_widgets(notebook: Any) -> Any:
-    """Return a copy of an executed notebook with HTML in the place of its widgets."""
+    """Return a copy of an executed notebook with HTML in the place of widgets, without bars of progress."""
     copied = deepcopy(notebook)
     saved = copied.metadata.get("widgets", {}).get(_WIDGET_STATE, {}).get("state", {})
     for cell in copied.cells:
+        kept = []
         for output in cell.get("outputs", ()):
             view = output.get("data", {}).pop(_WIDGET_VIEW, None)
             if view is not None:
+                if _is_progress(saved, view["model_id"]):
+                    continue
                 output.data["text/html"] = _still(saved, view["model_id"]) or _NEEDS_KERNEL
+            kept.append(output)
+        if "outputs" in cell:
+            cell.outputs = kept
     return copied
+
+
+def _is_progress(saved: Mapping[str, Any], model: str) -> bool:
+    """Whether a widget is tqdm's: a box with a bar, which is gone from the screen at its end."""
+    children = saved.get(model, {}).get("state", {}).get("children", ())
+    names = {saved.get(child.removeprefix("IPY_MODEL_"), {}).get("model_name") for child in children}
+    return "FloatProgressModel" in names
 
 
 def _still(saved: Mapping[str, Any], model: str) -> str:

@@ -66,10 +66,12 @@ def test_pages_show_what_widgets_held_and_say_where_a_kernel_is_needed():
         "two": widget("HTMLModel", value="<i>second</i>"),
         "mixed": widget("HBoxModel", children=["IPY_MODEL_one", "IPY_MODEL_any"]),
         "any": widget("AnyModel"),
+        "tqdm": widget("HBoxModel", children=["IPY_MODEL_one", "IPY_MODEL_bar", "IPY_MODEL_two"]),
+        "bar": widget("FloatProgressModel", value=3.0),
     }
     outputs = [
         V4.new_output("display_data", data={VIEW: {"model_id": model}, "text/html": "old"})
-        for model in ("box", "mixed", "gone")
+        for model in ("box", "tqdm", "mixed", "gone")
     ]
     notebook = V4.new_notebook(
         cells=[V4.new_code_cell("show", outputs=outputs), V4.new_markdown_cell("text")],
