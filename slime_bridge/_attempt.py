@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from slime_bridge._body import Body
 from slime_bridge._collected import CollectedTask, CollectEvent, CollectEventKind, Via
 from slime_bridge._task_head import TaskHead, read_task_head
+from slime_bridge._threads import run_in_thread
 from slime_bridge.callbacks import CallbackHandle, CallbackKind, CallbackListener
 from slime_bridge.client import PolarClient
 from slime_bridge.errors import (
@@ -158,9 +158,9 @@ class Attempt:
                 if handle.take() is None:
                     result = await self._by_polling()
             handle.on_delivery = None
-            body = handle.take()
-            if result is None and body is not None:
-                result = await self._by_callback(handle, body)
+            if result is None and handle.take() is not None:
+                # Nothing here refers to the body: it may be rejected, and the wait for another one long.
+                result = await self._by_callback(handle, await handle.body())
             if result is not None:
                 return result
 
@@ -358,7 +358,7 @@ class Attempt:
         """Return id and status of a record; big bodies are checked off the loop."""
         if len(body) <= _INLINE_BYTES:
             return read_task_head(body)
-        return await anyio.to_thread.run_sync(read_task_head, body, limiter=self._services.parsing)
+        return await run_in_thread(read_task_head, body, limiter=self._services.parsing)
 
     def _report(self, kind: CollectEventKind, /, **detail: Any) -> None:
         if self._on_event is not None:

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from slime_bridge import _slime
 from slime_bridge._messages import prompt_to_instruction_text
+from slime_bridge._threads import run_in_thread
 from slime_bridge.acceptance import Accepted, Rejected, judge
 from slime_bridge.collect import CollectedTask, CollectEvent, CollectEventKind, Collector, collect_task
 from slime_bridge.config import PolarSlimeConfig, render_instruction, render_task_payload
@@ -247,7 +247,7 @@ class GroupRunner:
         parts = self.builder.parts(group.prompt)
         if self.on_collected is None and sum(len(task.body) for task in tasks) <= _INLINE_BYTES:
             return self._judge(group, parts, tasks, began)
-        return await anyio.to_thread.run_sync(
+        return await run_in_thread(
             self._judge, group, parts, tasks, began, abandon_on_cancel=True, limiter=self.limiter
         )
 
