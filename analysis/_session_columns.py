@@ -249,7 +249,13 @@ _TOKENS = (
         ("prompt_tokens", "before the responses, added up over its traces", _ALTERED),
         ("response_tokens", "after the prompts, sampled or not, added up over its traces", _ALTERED),
         ("masked_tokens", "of these with mask 0: tool output and other text that nobody sampled", _ALTERED),
-        ("turns", "stretches of sampled tokens, added up over its traces", "unit=turns", _ALTERED),
+        (
+            "turns",
+            "stretches of sampled tokens, added up over its traces",
+            "unit=turns",
+            "missing=no mask of its traces marks a token, as in sessions that failed",
+            _ALTERED,
+        ),
     ),
     *integers(
         "journal rollout_dump rejected polar",

@@ -149,7 +149,13 @@ _TOKENS = (
             _ALTERED,
         ),
         ("masked_tokens", "with mask 0: tool output and other text that nobody sampled", _ALTERED),
-        ("turns", "stretches of sampled tokens", "unit=turns", _ALTERED),
+        (
+            "turns",
+            "stretches of sampled tokens",
+            "unit=turns",
+            "missing=the mask marks no token, as in sessions that failed, or there is none",
+            _ALTERED,
+        ),
     ),
     *integers(
         "train_dump rollout_dump rejected",

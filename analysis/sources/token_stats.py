@@ -232,7 +232,9 @@ def count_cells(trace: TraceTokens) -> tuple[Any, ...]:
     if flags is None or len(flags) != response:
         return (trace.prompt, response, trace.has_mask, fits and not trace.has_mask, None, None, None)
     sampled = flags.count(1)
-    return (trace.prompt, response, True, fits, sampled, response - sampled, turn_count(flags))
+    # A server masks all tokens of a session that failed, whose turns nobody can tell then.
+    turns = turn_count(flags) if sampled or not flags else None
+    return (trace.prompt, response, True, fits, sampled, response - sampled, turns)
 
 
 def _selected(traces: Sequence[tuple[bytes | None, Floats]]) -> tuple[Floats, list[int]]:

@@ -44,7 +44,8 @@ class Survivorship:
         ``superseded``, ``given_up``, ...), `quantity` (``response_tokens``, ``trainable_tokens``, ``turns``,
         ``seconds``, ``reward``, ``task``), `removed` and `others` (sessions with a value), `removed_mean`,
         `others_mean`, `effect` with `effect_low`, `effect_high`, `bias` with `bias_low`, `bias_high`. A
-        quantity that nobody measured for removed sessions is missing, never 0.
+        quantity that nobody measured for removed sessions is missing, never 0; and so are the
+        `trainable_tokens` of sessions that were removed because they had none.
     sessions
         One row per attempted training session: `mechanism` (missing for those that were trained on) and the
         quantities, for figures.
@@ -70,6 +71,8 @@ def survivorship(run: Any, *, replicates: int = 500, seed: int = 0) -> Survivors
     fate = fates(frames)
     attempted = ~np.isin(fate, ["evaluation", "unfinished"])
     values = {name: floats(table, name)[attempted] for name in _QUANTITIES if name != "seconds"}
+    # That nothing was left to train on is what removed these, not what they were like.
+    values["trainable_tokens"][fate[attempted] == "unusable"] = np.nan
     values["seconds"] = session_seconds(table)[attempted]
     removed_by = mechanism[attempted]
     group = group_codes(table)[0][attempted]

@@ -198,3 +198,11 @@ def test_stretches() -> None:
         (None,) * 5,
     ]
     assert logprob_cells(np.zeros(0), []) == []
+
+
+def test_turns_of_a_trace_without_marks_are_unknown() -> None:
+    """A server masks what a failed session sampled: that is no conversation without a turn."""
+    place = SUMMARY.index("turns")
+    masks = [b"\0\0\0", b"\0\1\0", b""]
+    traces = [TraceTokens(prompt=1, response=len(mask), flags=mask, has_mask=True) for mask in masks]
+    assert [cells[place] for cells in summaries(traces)] == [None, 1, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.stats.numbers import cliffs_delta, cluster_bootstrap, total_variation, wilson_interval
@@ -85,6 +86,18 @@ def test_mechanisms_are_told_apart() -> None:
             ("group: too_stale", "response_tokens"), "removed"
         ]
     )
+
+
+def test_what_removed_a_session_is_no_difference_of_it() -> None:
+    """Sessions that gave nothing to train on have 0 trainable tokens for that reason: not compared."""
+    builder = _builder(longer=1.0)
+    bad = {"usable": False, "completed": False, "reason": "failed", "trainable_tokens": 0}
+    for _ in range(5):
+        builder.group([1.0, None], sessions=[{}, bad])
+    effects = survivorship(builder.tables(), replicates=50).effects.set_index(["mechanism", "quantity"])
+    assert effects.loc[("session: failed", "trainable_tokens"), "removed"] == 0
+    assert pd.isna(effects.loc[("session: failed", "trainable_tokens"), "effect"])
+    assert effects.loc[("session: failed", "response_tokens"), "removed"] == 5
 
 
 def test_nothing_removed_and_nothing_at_all() -> None:
