@@ -155,7 +155,8 @@ def _number(count: int, thing: str) -> str:
 
 
 def _left_out(count: int) -> str:
-    return "1 file or folder left out" if count == 1 else f"{count:,} files or folders left out"
+    one = "1 file or folder holds nothing to load"
+    return one if count == 1 else f"{count:,} files or folders hold nothing to load"
 
 
 def _complaints(run: Run) -> tuple[Sequence[Any], int, int]:

@@ -6,8 +6,10 @@ The first line appears before anything heavy is imported.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ from analysis.errors import AnalysisError
 from slime_bridge.terminal import complain, reason
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from analysis.run import Run
 
 __all__ = ["add_arguments", "add_load_options", "load_from", "refuse_nothing", "report_failure", "run"]
@@ -174,7 +178,7 @@ def _shown(loaded: Run, name: str, options: argparse.Namespace) -> str:
         return f"{len(frame):,} rows of {len(frame.columns)} columns in {options.csv}"
     if not len(frame):
         return "nothing"
-    frame = frame.map(_in_words) if name in _ACCOUNTS else frame
+    frame = _account(frame, options.paths) if name in _ACCOUNTS else frame
     known = frame.dropna(axis="columns", how="all") if wanted is None and name in _TABLES else frame
     chosen = choose(known, name) if options.columns is None and name in _TABLES else known
     # Columns that were asked for are all shown, and so are the few of an account.
@@ -190,6 +194,14 @@ def _shown(loaded: Run, name: str, options: argparse.Namespace) -> str:
     if notes:
         notes.append("everything: --csv FILE, or `workbench convert RUN OUT` for Parquet")
     return "\n".join([shown.text, *notes])
+
+
+def _account(frame: pd.DataFrame, roots: Sequence[str]) -> pd.DataFrame:
+    """Return an account as a terminal shows it: options instead of Python, paths from the one folder on."""
+    shown = frame.map(_in_words)
+    if "path" in shown and len(roots) == 1:
+        shown["path"] = shown["path"].str.removeprefix(f"{os.path.abspath(roots[0])}{os.sep}")
+    return shown
 
 
 def _in_words(value: Any) -> Any:

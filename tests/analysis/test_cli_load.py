@@ -34,6 +34,19 @@ def test_load_prints_the_summary_and_what_was_asked_for(
     assert "node_id" not in shown
 
 
+def test_accounts_name_files_from_the_run_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A path that every line would begin with says nothing."""
+    write_session(tmp_path, "s1")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "engine.log").write_text("ready\n")
+    assert cli.main(["load", str(tmp_path), "--no-index", "--show", "skipped"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 file or folder holds nothing to load (--show skipped)" in shown
+    account = shown.split("skipped\n")[-1]
+    assert os.path.join("logs", "engine.log") in account
+    assert str(tmp_path) not in account
+
+
 def test_tables_show_only_columns_with_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --columns; a table without rows says so."""
     write_session(tmp_path, "s1")
