@@ -152,7 +152,7 @@ class TestWords:
         assert cli.main(["load", str(tmp_path), "--no-index", "--show", "problems"]) == 0
         said = capsys.readouterr().out
         assert "1 problem (--show problems)" in said
-        assert "left out (--show skipped)" in said
+        assert "1 file or folder holds nothing to load (--show skipped)" in said
         assert "run." not in said.replace(str(tmp_path), "")
 
     def test_advice_in_a_message(self) -> None:
