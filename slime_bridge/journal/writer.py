@@ -336,7 +336,7 @@ def open_journal(
 
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
-    for name in ("slime-bridge", "aiohttp", "anyio", "httpx", "msgspec", "numpy"):
+    for name in ("slime-bridge", "aiohttp", "anyio", "h11", "httpx", "msgspec", "numpy", "pysimdjson"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # used from a path, not installed
             found[name] = importlib.metadata.version(name)
     return found
