@@ -149,6 +149,8 @@ class Schedules(RuleBasedStateMachine):
         self.groups: list[list[Any]] = []
         self.faults: list[Fault] = []
         self.began = len(self.polar.history)
+        # What the schedule before has set the server to would be a fault that this one does not know of.
+        self.polar.set_script(FaultScript())
         self.polar.run(self._reset_marks)
 
     def _reset_marks(self) -> None:
