@@ -15,6 +15,22 @@ import re
 from dataclasses import dataclass, field
 
 from analysis.errors import FileLimitError, IncompleteFileError, UnsafePickleError
+from analysis.pickle_opcodes import (
+    FRAME,
+    GETS,
+    GLOBAL,
+    MARK,
+    MEMOIZE,
+    PREFIXED,
+    PROTO,
+    PUTS,
+    SCALARS,
+    SMALL_TUPLES,
+    TEXTS,
+    TUPLE,
+    after,
+    operand,
+)
 
 __all__ = ["MAX_TUPLE_DEPTH", "NEXT_GET", "PickleScan", "scan_pickle", "tuple_depth_bound"]
 
@@ -38,12 +54,8 @@ _LATE = 1 << 26
 _MEMO_BYTES = 4
 _USED_AT_ONCE = re.compile(rb"(?:q.|r....|\x94)?[RQb]", re.DOTALL)
 
-_TEXTS = {0x58: 4, 0x8C: 1, 0x8D: 8}  # BINUNICODE, SHORT_BINUNICODE, BINUNICODE8
-_BYTES = {0x42: 4, 0x43: 1, 0x8E: 8, 0x96: 8, 0x8A: 1, 0x8B: 4}  # BINBYTES and relatives, LONG1, LONG4
-_PREFIXED = {**_TEXTS, **_BYTES}
 _CALLS = b"RQb\x81\x92\x90\x91\x93\x8f"  # REDUCE, BINPERSID, BUILD, NEWOBJ, NEWOBJ_EX, sets, STACK_GLOBAL
-_SMALL_TUPLES = b"\x85\x86\x87"
-_TUPLE, _GLOBAL, _STOP, _PROTO, _FRAME, _LONG_BINPUT = 0x74, 0x63, 0x2E, 0x80, 0x95, 0x72
+_STOP, _LONG_BINPUT = 0x2E, 0x72
 _BINPUT, _MEMOIZE = 0x71, 0x94
 
 _RUN_COST = 12  # a number of two bytes takes 3 bytes here and 28 plus a reference of 8 in memory
@@ -109,12 +121,12 @@ def scan_pickle(data: bytes, *, memory_limit: int) -> PickleScan:
             if position >= size:
                 break
         code = data[position]
-        if code in _PREFIXED:
+        if code in PREFIXED:
             position = _skip_prefixed(data, position, found)
         elif code in _CALLS:
             found.memory += _CALL_COST
             position += 1
-        elif code in _SMALL_TUPLES or code == _TUPLE:
+        elif code in SMALL_TUPLES or code == TUPLE:
             position += 1
             found.memory += _STRING_COST
             suspects += _USED_AT_ONCE.match(data, position) is None
@@ -152,7 +164,7 @@ def _note_tuple(data: bytes, position: int, found: PickleScan) -> None:
 
 def _skip_prefixed(data: bytes, position: int, found: PickleScan) -> int:
     code = data[position]
-    width = _PREFIXED[code]
+    width = PREFIXED[code]
     length = int.from_bytes(data[position + 1 : position + 1 + width], "little")
     end = position + 1 + width + length
     if end > len(data):
@@ -161,14 +173,14 @@ def _skip_prefixed(data: bytes, position: int, found: PickleScan) -> int:
             f"an item at byte {position:,} of its pickle claims {length:,} bytes",
             "load it again when it is complete",
         )
-    found.memory += _STRING_COST + (4 * length if code in _TEXTS else length)
+    found.memory += _STRING_COST + (4 * length if code in TEXTS else length)
     return end
 
 
 def _skip_rare(data: bytes, position: int, found: PickleScan) -> int:
     """Step over an opcode that stands alone in ordinary dumps, and return where the next one begins."""
     code = data[position]
-    if code == _GLOBAL:
+    if code == GLOBAL:
         middle = data.find(b"\n", position, position + _MAX_NAME)
         end = data.find(b"\n", middle + 1, middle + _MAX_NAME)
         if middle < 0 or end < 0:
@@ -183,9 +195,9 @@ def _skip_rare(data: bytes, position: int, found: PickleScan) -> int:
                 "holds an absurd number", f"memo index {index:,} at byte {position:,} of its pickle", ""
             )
         return position + 5
-    if code == _PROTO:
+    if code == PROTO:
         return position + 2
-    if code == _FRAME:
+    if code == FRAME:
         length = int.from_bytes(data[position + 1 : position + 9], "little")
         if position + 9 + length > len(data):
             raise IncompleteFileError(
@@ -214,17 +226,6 @@ def _check_tuples(data: bytes, suspects: int) -> None:
         )
 
 
-_SCALARS = re.compile(rb"(?:K.|M..|J....|G.{8}|[N\x88\x89\]})as])++", re.DOTALL)
-_OPERANDS = {
-    0x68: 1,
-    0x71: 1,
-    0x6A: 4,
-    0x72: 4,
-    _PROTO: 1,
-    _FRAME: 8,
-}  # BINGET, BINPUT, LONG_BINGET, LONG_BINPUT
-
-
 def tuple_depth_bound(data: bytes) -> int:
     """Return a number that tuples of a scanned pickle are not nested deeper than, empty ones not counted.
 
@@ -236,26 +237,25 @@ def tuple_depth_bound(data: bytes) -> int:
     memo: dict[int, int] = {}
     position, fresh = 0, -1  # `fresh`: depth of the tuple that the last opcode left on top, or -1
     while position < len(data) and deepest <= MAX_TUPLE_DEPTH:
-        run = _SCALARS.match(data, position)
+        run = SCALARS.match(data, position)
         if run is not None:
             position, fresh = run.end(), -1
             continue
         code = data[position]
-        operand = int.from_bytes(data[position + 1 : position + 1 + _OPERANDS.get(code, 0)], "little")
-        if code in b"qr\x94":
-            index = stored if code == 0x94 else operand
+        if code in PUTS or code == MEMOIZE:
+            index = stored if code == MEMOIZE else operand(data, position)
             stored += 1
             memo.pop(index, None)
             if fresh > 0:
                 memo[index] = fresh
-        elif code in b"hj":
-            fresh = memo.get(operand, 0)
+        elif code in GETS:
+            fresh = memo.get(operand(data, position), 0)
             levels[-1] = max(levels[-1], fresh)
-        elif code == 0x28:  # MARK
+        elif code == MARK:
             levels.append(0)
             fresh = -1
-        elif code in _SMALL_TUPLES or code == _TUPLE:
-            inner = levels.pop() if code == _TUPLE and len(levels) > 1 else levels[-1]
+        elif code in SMALL_TUPLES or code == TUPLE:
+            inner = levels.pop() if code == TUPLE and len(levels) > 1 else levels[-1]
             fresh = inner + 1
             levels[-1] = max(levels[-1], fresh)
             deepest = max(deepest, fresh)
@@ -263,14 +263,5 @@ def tuple_depth_bound(data: bytes) -> int:
             if code in b"eu\x90\x91" and len(levels) > 1:
                 levels.pop()
             fresh = -1
-        position = _after(data, position, code)
+        position = after(data, position)
     return deepest
-
-
-def _after(data: bytes, position: int, code: int) -> int:
-    if code in _PREFIXED:
-        width = _PREFIXED[code]
-        return position + 1 + width + int.from_bytes(data[position + 1 : position + 1 + width], "little")
-    if code == _GLOBAL:
-        return data.index(b"\n", data.index(b"\n", position) + 1) + 1
-    return position + 1 + _OPERANDS.get(code, 0)

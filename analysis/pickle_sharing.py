@@ -9,22 +9,14 @@ Knows opcodes only, of a pickle that `analysis.pickle_scan` has walked over.
 
 from __future__ import annotations
 
-import re
-
 from analysis.errors import FileLimitError
+from analysis.pickle_opcodes import GETS, MARK, MEMOIZE, PUTS, SCALARS, SMALL_TUPLES, TUPLE, after, operand
 from analysis.pickle_scan import NEXT_GET, PickleScan
 
 __all__ = ["MAX_STEPS", "check_sharing", "sharing_bound"]
 
 MAX_STEPS = 1_000_000_000
 """Most items that hashing all tuples of a file may walk over: ten seconds or so."""
-
-_PUT, _LONG_PUT, _MEMOIZE, _GET, _LONG_GET = 0x71, 0x72, 0x94, 0x68, 0x6A
-_TUPLE, _MARK, _GLOBAL = 0x74, 0x28, 0x63
-_SMALL_TUPLES = b"\x85\x86\x87"
-_SCALARS = re.compile(rb"(?:K.|M..|J....|G.{8}|[N\x88\x89\]})as])++", re.DOTALL)
-_PREFIXED = {0x58: 4, 0x8C: 1, 0x8D: 8, 0x42: 4, 0x43: 1, 0x8E: 8, 0x96: 8, 0x8A: 1, 0x8B: 4}
-_OPERANDS = {_GET: 1, _PUT: 1, _LONG_GET: 4, _LONG_PUT: 4, 0x80: 1, 0x95: 8}
 
 
 def check_sharing(data: bytes, scan: PickleScan) -> None:
@@ -71,26 +63,24 @@ def sharing_bound(data: bytes) -> int:
     memo: dict[int, int] = {}
     position, fresh = 0, 0  # `fresh`: size of the tuple that the last opcode left on top, or 0
     while position < len(data) and steps <= MAX_STEPS:
-        run = _SCALARS.match(data, position)
+        run = SCALARS.match(data, position)
         if run is not None:
             held[-1] += run.end() - position
             position, fresh = run.end(), 0
             continue
         code = data[position]
-        width = _OPERANDS.get(code, 0)
-        operand = int.from_bytes(data[position + 1 : position + 1 + width], "little")
-        if code in (_PUT, _LONG_PUT, _MEMOIZE):
-            memo[stored if code == _MEMOIZE else operand] = fresh
+        if code in PUTS or code == MEMOIZE:
+            memo[stored if code == MEMOIZE else operand(data, position)] = fresh
             stored += 1
-        elif code in (_GET, _LONG_GET):
-            fresh = memo.get(operand, 0)
+        elif code in GETS:
+            fresh = memo.get(operand(data, position), 0)
             held[-1] += fresh + 1
             steps += fresh
-        elif code == _MARK:
+        elif code == MARK:
             held.append(0)
             fresh = 0
-        elif code == _TUPLE or code in _SMALL_TUPLES:
-            inner = held.pop() if code == _TUPLE and len(held) > 1 else None
+        elif code == TUPLE or code in SMALL_TUPLES:
+            inner = held.pop() if code == TUPLE and len(held) > 1 else None
             fresh = (held[-1] if inner is None else inner) + 1
             held[-1] += 1 if inner is None else fresh
         else:
@@ -98,14 +88,5 @@ def sharing_bound(data: bytes) -> int:
                 held.pop()
             held[-1] += 1
             fresh = 0
-        position = _after(data, position, code)
+        position = after(data, position)
     return steps
-
-
-def _after(data: bytes, position: int, code: int) -> int:
-    if code in _PREFIXED:
-        width = _PREFIXED[code]
-        return position + 1 + width + int.from_bytes(data[position + 1 : position + 1 + width], "little")
-    if code == _GLOBAL:
-        return data.index(b"\n", data.index(b"\n", position) + 1) + 1
-    return position + 1 + _OPERANDS.get(code, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,7 @@ def resume_submission(backend: Backend, folder: LiveFolder, *, resubmit: bool) -
     RunBusyError
         If somebody drives it.
     """
-    folder.lock()
-    try:
+    with _claimed(folder):
         plan, records, left = _left(folder)
         fresh = left.not_submitted if resubmit else ()
         if not left.under_way and not fresh:
@@ -80,9 +79,6 @@ def resume_submission(backend: Backend, folder: LiveFolder, *, resubmit: bool) -
             resubmits=resubmit,
             history=records,
         )
-    except BaseException:
-        folder.release()
-        raise
 
 
 def settled_submission(folder: LiveFolder) -> SubmissionHandle | None:
@@ -95,16 +91,23 @@ def settled_submission(folder: LiveFolder) -> SubmissionHandle | None:
     RunBusyError
         If somebody drives it.
     """
-    folder.lock()
-    try:
+    with _claimed(folder):
         plan, records, left = _left(folder)
         if not left.under_way:
             return _settled(folder, plan, records)
-    except BaseException:
-        folder.release()
-        raise
     folder.release()
     return None
+
+
+@contextlib.contextmanager
+def _claimed(folder: LiveFolder) -> Iterator[None]:
+    """Claim a run for a handle that is made inside, and give the claim up where that fails."""
+    folder.lock()
+    try:
+        yield
+    except BaseException:  # also a cell's interrupt: without a handle nobody would ever release it
+        folder.release()
+        raise
 
 
 def _left(folder: LiveFolder) -> tuple[Plan, list[dict[str, Any]], Unfinished]:
